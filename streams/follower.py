@@ -1,0 +1,543 @@
+"""One stream between its sockets and the index: messages in, views out. Owned by one thread.
+
+`core.lifecycle` says what must be true of the stream; a Follower makes it true in the index: it decodes
+messages, applies them to the view in service, builds new views from snapshots and puts them before
+queries. It has no socket; the subscriber brings it what arrived.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
+
+from streams.core.errors import DecodeError, StreamError
+from streams.core.events import AllBlocksCleared, Batch, Event
+from streams.core.lifecycle import Lifecycle, Timing
+from streams.core.reply import SnapshotReply
+from streams.core.sequence import Cursor, Verdict
+from streams.core.view import View, as_orphan
+from streams.core.wire import Expected, decode_sequence, decode_steps
+from streams.index import BoardEntry, Index, IndexedView
+from streams.pacing import Pacer
+from streams.rebuild import BufferOverflowError, Rebuild
+from streams.sockets import Frames, Link
+from streams.spec import Limits, StreamSpec
+from streams.status import Fault, SnapshotInfo, StreamChange, StreamState, StreamStatus
+
+LIVE_FRAMES = 3
+NOTICE_SECONDS = 600.0
+"""How long a warning about skipped events is shown after the last of them."""
+RETRY_PERMIT = 0.01
+"""Seconds between two looks for a free slot or for a permit to decode."""
+
+_T = TypeVar("_T")
+_Shown = tuple[StreamState, Fault | None]
+_UNEXPLAINED = Fault("unsynchronized", "no snapshot is in service")
+_WAITING = {
+    StreamState.CONNECTING: Fault("connecting", "the engine's live channel is not connected yet"),
+    StreamState.SYNCING: Fault("syncing", "the first snapshot is on its way"),
+}
+
+
+class StreamMetrics(Protocol):
+    """Where a stream's measurements go."""
+
+    def observe_lag(self, seconds: float) -> None:
+        """Batch timestamp to visible."""
+
+    def observe_snapshot(self, seconds: float) -> None:
+        """Request to visible."""
+
+
+class NullMetrics:
+    """Measurements that nobody wants."""
+
+    def observe_lag(self, seconds: float) -> None:
+        pass
+
+    def observe_snapshot(self, seconds: float) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a stream shares with the others, and whom it tells."""
+
+    index: Index
+    limits: Limits
+    permits: threading.Semaphore
+    """How many snapshots may be decoded at once."""
+    admit: Callable[[StreamSpec, View], None]
+    """Raises StreamError when a growing view of that stream would exceed `max_total_blocks`."""
+    on_change: Callable[[StreamChange], None]
+    metrics: StreamMetrics
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+class MessageTooLargeError(StreamError):
+    """A live message over the size limit."""
+
+    code = "message_too_large"
+
+
+_BAD_MESSAGES = (DecodeError, MessageTooLargeError, BufferOverflowError)
+"""Faults of the live channel itself."""
+
+
+class Follower:
+    """See the module's text."""
+
+    def __init__(self, spec: StreamSpec, around: Surroundings, rng: random.Random) -> None:
+        self.spec = spec
+        self._around = around
+        limits = around.limits
+        timing = Timing(limits.replay_timeout_ms / 1000, limits.resync_interval_ms / 1000)
+        self.life = Lifecycle(timing, rng)
+        self._expected = Expected(spec.block_size, spec.dp_rank)
+        self._topic = spec.topic.encode()
+        self._served: IndexedView | None = None
+        self._remembered: View | None = None
+        """The last view of this life, for what it knew; it may be out of service."""
+        self._rebuild: Rebuild | None = None
+        self._reply: SnapshotReply | None = None
+        self._steps: Iterator[None] | None = None
+        self._last_digest: tuple[int, bytes] | None = None
+        self._pacer = Pacer(around.clock())
+        self._worked = 0.0
+        self.counters: dict[str, int] = {"messages": 0, "bytes": 0, "gaps": 0}
+        self._notice: tuple[float, Fault] | None = None
+        self._last_event_at: float | None = None
+        self._lag: float | None = None
+        self._last_snapshot: SnapshotInfo | None = None
+        self._shown: _Shown | None = None
+        self._since = around.wall()
+        self._last_fetch = 0
+        self._detail = ""
+
+    # What the subscriber brings.
+
+    def start(self) -> None:
+        self.life.start(self._around.clock())
+        self.settle()
+
+    def live_link(self, link: Link) -> None:
+        """News of the live connection."""
+        now = self._around.clock()
+        if link is Link.UP:
+            self.life.live_up(now)
+        elif link is Link.LOST:
+            limit = self._around.limits.max_message_bytes
+            sentence = (
+                f"the connection to {self.spec.endpoint} was lost; unless the engine went away, it may have "
+                f"sent a message over {2 * limit} bytes (twice max_message_bytes)"
+            )
+            self.life.live_down(Fault("disconnected", sentence), now)
+        else:
+            sentence = f"{self.spec.endpoint} accepts no connection; trying again"
+            self.life.live_down(Fault("connect_failed", sentence), now)
+        self.settle()
+
+    def replay_link(self, link: Link) -> None:
+        """News of the snapshot request's connection."""
+        if link is Link.UP or self.life.fetch is None or self.life.fetch.building:
+            return
+        what = "was lost before the snapshot was complete" if link is Link.LOST else "could not be made"
+        fault = Fault("snapshot_disconnected", f"the connection to {self.spec.replay_endpoint} {what}")
+        self.life.fetch_failed(fault, self._around.clock())
+        self.settle()
+
+    def live_message(self, frames: Frames) -> None:
+        """One message of the live channel."""
+        if frames.parts[0] != self._topic:
+            self._count("warnings:other_topic")
+            return
+        self._count("messages")
+        self._count("bytes", frames.size)
+        self._last_event_at = self._around.wall()
+        try:
+            self._take_live(frames)
+        except StreamError as error:
+            self.life.fail(_fault(error), self._around.clock(), live_caused=isinstance(error, _BAD_MESSAGES))
+        self.settle()
+
+    def snapshot_message(self, frames: Frames) -> None:
+        """One frame set of the reply to the snapshot request under way."""
+        fetch = self.life.fetch
+        if fetch is None or fetch.building or self._reply is None:
+            return
+        try:
+            if self._reply.add(frames.parts, frames.count, frames.size):
+                self._reply_complete(self._reply)
+        except StreamError as error:
+            self.life.fetch_failed(_fault(error), self._around.clock())
+        self.settle()
+
+    def resync(self, reason: str, drop: bool) -> None:
+        """Fetch a snapshot now; with `drop`, stop serving first."""
+        self._last_digest = None
+        self.life.resync(reason, self._around.clock(), drop=drop)
+        self.settle()
+
+    def tick(self) -> float | None:
+        """Do what is due; returns the seconds until there is something to do again (0: at once)."""
+        now = self._around.clock()
+        self.life.tick(now)
+        self.settle()
+        if self._steps is not None:
+            return 0.0
+        if self.life.fetch is not None and self.life.fetch.building:
+            return 0.0 if self._begin_build() else RETRY_PERMIT
+        deadline = self.life.next_deadline()
+        return None if deadline is None else max(0.0, deadline - now)
+
+    def step(self) -> None:
+        """Do one bounded piece of building a new view, if one is being built."""
+        if self._steps is None:
+            return
+        try:
+            done = self._gated(self._next_step)
+        except StreamError as error:
+            self.life.fetch_failed(_fault(error), self._around.clock())
+        else:
+            if done:
+                self._publish_rebuilt()
+        self.settle()
+
+    def close(self) -> None:
+        """Take the stream away from queries."""
+        self._stop_building()
+        self._around.index.retire(self.spec)
+        self._served = self._remembered = None
+
+    # Live messages.
+
+    def _take_live(self, frames: Frames) -> None:
+        limit = self._around.limits.max_message_bytes
+        if frames.size > limit:
+            raise MessageTooLargeError(
+                f"a live message of {frames.size} bytes, max_message_bytes allows {limit}"
+            )
+        if frames.count != LIVE_FRAMES:
+            raise DecodeError(f"a live message has {frames.count} frames, it must have {LIVE_FRAMES}")
+        sequence = decode_sequence(frames.parts[1])
+        forward = self.life.receive(sequence)
+        if self._served is not None and forward and self._is_late(self._served.cursor, sequence):
+            return
+        self._worked = 0.0
+        batch = self._decode(frames.parts[2])
+        self._note(batch)
+        if batch.clears:
+            self._redefine(sequence, batch)
+        elif not forward:
+            self._regressed(sequence)
+        else:
+            self._follow(sequence, batch, frames.size)
+        self._observe_lag(batch)
+        self._throttle()
+
+    def _is_late(self, cursor: Cursor, sequence: int) -> bool:
+        """Whether the view already contains the message; it is not worth decoding then."""
+        return sequence < cursor.watermark and self._around.clock() <= cursor.stale_until
+
+    def _decode(self, payload: bytes) -> Batch:
+        """Decode a message in as many holds of the gate as its size needs."""
+        steps = decode_steps(payload, self._expected)
+        events: list[Event] = []
+
+        def advance() -> Batch | None:
+            try:
+                events.extend(next(steps))
+            except StopIteration as stop:
+                return Batch(stop.value.timestamp, tuple(events), stop.value.warnings)
+            return None
+
+        while (batch := self._gated(advance)) is None:
+            pass
+        return batch
+
+    def _follow(self, sequence: int, batch: Batch, wire_bytes: int) -> None:
+        """Let the view in service, and the one being built, continue with a message."""
+        served, rebuild = self._served, self._rebuild
+        if served is not None:
+            self._continue(served, sequence, batch)
+        if rebuild is None or self._rebuild is not rebuild:
+            return
+        try:
+            if rebuild.caught_up:
+                self._gated(lambda: rebuild.follow(sequence, batch, self._is_fresh_orphan))
+            else:
+                rebuild.hold(sequence, batch, wire_bytes)
+        except StreamError as error:
+            self._rebuild_failed(error)
+
+    def _continue(self, served: IndexedView, sequence: int, batch: Batch) -> None:
+        before = served.cursor.last
+        verdict = served.cursor.observe(sequence, self._around.clock())
+        if verdict is Verdict.GAP:
+            self._count("gaps")
+            sentence = f"message {sequence} followed {before}: {sequence - before - 1} missing"
+            self.life.fail(Fault("sequence_gap", sentence), self._around.clock())
+            self.settle()
+        elif verdict is Verdict.REGRESSED:
+            self._regressed(sequence)
+        elif verdict is not Verdict.CONTAINED:
+            judge = as_orphan if verdict is Verdict.REPEATED else self._is_orphan
+            for piece in _pieces(batch.events):
+                self._gated(partial(served.apply, piece, judge))
+            served.view.enforce_bound()
+
+    def _regressed(self, sequence: int) -> None:
+        sentence = f"message {sequence} lies in the past of this stream: the engine counts anew"
+        self.life.fail(Fault("sequence_regressed", sentence), self._around.clock(), restarted=True)
+        self.settle()
+
+    def _rebuild_failed(self, error: StreamError) -> None:
+        """The view being built cannot be finished; one in service goes on."""
+        now = self._around.clock()
+        if self._served is None:
+            self.life.fail(_fault(error), now, live_caused=isinstance(error, _BAD_MESSAGES))
+        else:
+            self.life.fetch_failed(_fault(error), now)
+        self.settle()
+
+    def _redefine(self, sequence: int, batch: Batch) -> None:
+        """The batch defines the whole state: what follows its last AllBlocksCleared, and nothing else."""
+        now = self._around.clock()
+        view = self._new_view(Cursor(sequence, stale_until=now))
+        if view is None:
+            # Nothing of the old view is true any more, so its slot can be had.
+            self.life.fail(Fault("no_slot", "waiting for a free slot of the index"), now)
+            self.settle()
+            return
+        last = max(i for i, event in enumerate(batch.events) if isinstance(event, AllBlocksCleared))
+        for piece in _pieces(batch.events[last + 1 :]):
+            self._gated(partial(view.apply, piece, as_orphan))
+        view.view.enforce_bound()
+        if self._served is not None and sequence > self._served.cursor.last + 1:
+            self._count("gaps")
+        self._last_digest = None
+        self._detail = f"full state on the live channel, message {sequence}"
+        self.life.redefined(now)
+        self._stop_building()
+        self._serve(view)
+
+    def _is_orphan(self, block_hash: int) -> bool:
+        return self.life.is_orphan(block_hash, self._around.clock())
+
+    def _is_fresh_orphan(self, block_hash: int) -> bool:
+        return self.life.is_orphan(block_hash, self._around.clock(), fresh=True)
+
+    # Snapshots.
+
+    def _reply_complete(self, reply: SnapshotReply) -> None:
+        now = self._around.clock()
+        if not self.life.accept(reply.watermark, now):
+            return
+        if self._served is not None and reply.digest() == self._last_digest:
+            self._detail = f"confirmed by an unchanged snapshot at watermark {reply.watermark}"
+            self._finish_fetch(reply)
+            self.life.published(now)
+
+    def _begin_build(self) -> bool:
+        """Start building once a slot and a permit to decode can be had."""
+        reply, rebuild, around = self._reply, self._rebuild, self._around
+        if reply is None or rebuild is None or not around.permits.acquire(blocking=False):
+            return False
+        stale_until = around.clock() + around.limits.replay_timeout_ms / 1000
+        target = self._new_view(Cursor(reply.watermark, stale_until))
+        if target is None:
+            around.permits.release()
+            return False
+        old = self._remembered if self.life.same_life else None
+        self._steps = rebuild.steps(
+            reply.payloads,
+            target,
+            self._expected,
+            self._is_fresh_orphan,
+            lambda: self._admit(target.view),
+            old,
+        )
+        return True
+
+    def _admit(self, view: View) -> None:
+        view.enforce_bound()
+        self._around.admit(self.spec, view)
+
+    def _new_view(self, cursor: Cursor) -> IndexedView | None:
+        return self._around.index.new_view(self.spec, self._around.limits.max_blocks_per_stream, cursor)
+
+    def _next_step(self) -> bool:
+        """One step inside the gate; True when there is none left."""
+        steps = self._steps
+        return steps is None or next(steps, _DONE) is _DONE
+
+    def _publish_rebuilt(self) -> None:
+        rebuild, reply, now = self._rebuild, self._reply, self._around.clock()
+        if rebuild is None or reply is None or rebuild.target is None:
+            return
+        target = rebuild.target
+        target.cursor.stale_until = now + self._around.limits.replay_timeout_ms / 1000
+        if self._served is not None:
+            self._count("drift:absent", rebuild.drift.absent)
+            self._count("drift:unclaimed", rebuild.drift.unclaimed)
+        blocks = len(target.view.device) + len(target.view.host)
+        self._detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
+        self._last_digest = reply.digest()
+        self._finish_fetch(reply)
+        self.life.published(now)
+        self._stop_building()
+        self._serve(target)
+
+    def _finish_fetch(self, reply: SnapshotReply) -> None:
+        fetch = self.life.fetch
+        if fetch is None:
+            return
+        seconds = self._around.clock() - fetch.requested_at
+        count = 1 if self._last_snapshot is None else self._last_snapshot.count + 1
+        self._last_snapshot = SnapshotInfo(self._around.wall(), reply.watermark, reply.size, seconds, count)
+        self._around.metrics.observe_snapshot(seconds)
+
+    def _serve(self, view: IndexedView) -> None:
+        self._served = view
+        self._remembered = view.view
+        self._show(force=True)
+
+    def _stop_building(self) -> None:
+        if self._steps is not None:
+            self._steps = None
+            self._around.permits.release()
+        self._rebuild = None
+        self._reply = None
+
+    # Making the world match the machine.
+
+    def settle(self) -> None:
+        """Make view, rebuild and board match what the lifecycle says. Called after every input."""
+        if not self.life.serving:
+            self._served = None
+        if not self.life.same_life:
+            self._remembered = None
+            self._last_digest = None
+        fetch = self.life.fetch
+        if fetch is None:
+            self._stop_building()
+        elif fetch.number != self._last_fetch:
+            self._stop_building()
+            self._last_fetch = fetch.number
+            self._count(f"resyncs:{fetch.reason}")
+            self._reply = SnapshotReply(self._around.limits.max_message_bytes)
+            self._rebuild = Rebuild(self._around.limits.max_buffered_bytes)
+        self._show()
+
+    def _show(self, force: bool = False) -> None:
+        """Tell queries and the history, if the state or its reason changed."""
+        shown = (self.life.state, self._fault())
+        if shown == self._shown and not force:
+            return
+        before, self._shown = self._shown, shown
+        self._around.index.show(BoardEntry(self.spec, self._served, shown[1]))
+        self._tell(before, shown)
+
+    def _tell(self, before: _Shown | None, shown: _Shown) -> None:
+        """A step for the history: another state, or another kind of fault."""
+        detail, self._detail = self._detail, ""
+        state, fault = shown
+        old = StreamState.CONNECTING if before is None else before[0]
+        old_code = before[1].code if before and before[1] else None
+        if before is not None and old is state and old_code == (fault.code if fault else None):
+            return
+        if old is not state:
+            self._since = self._around.wall()
+        self._around.on_change(StreamChange(self._around.wall(), self.spec, old, state, fault, detail))
+
+    def _fault(self) -> Fault | None:
+        return None if self._served else self.life.error or _WAITING.get(self.life.state, _UNEXPLAINED)
+
+    # Working inside the gate, and not too much of it.
+
+    def _gated(self, work: Callable[[], _T]) -> _T:
+        with self._around.index.gate:
+            started = time.perf_counter()
+            try:
+                result = work()
+            finally:
+                worked = time.perf_counter() - started
+                self._worked += worked
+        pause = self._pacer.pause(worked)
+        if pause:
+            self._around.sleep(pause)
+        return result
+
+    def _throttle(self) -> None:
+        worked, self._worked = self._worked, 0.0
+        seconds = self._pacer.throttle(worked, self._around.clock())
+        if seconds > 0:
+            self._count("throttled_ms", max(1, round(seconds * 1000)))
+            sentence = "the engine sends more than a quarter of a core can take; the stream is slowed down"
+            self._notice = (self._around.wall(), Fault("throttled", sentence))
+            self._around.sleep(seconds)
+
+    # What people see.
+
+    def _count(self, name: str, amount: int = 1) -> None:
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def _note(self, batch: Batch) -> None:
+        for event in batch.events:
+            self._count(f"events:{type(event).__name__}")
+        for skipped in batch.warnings:
+            self._count(f"warnings:{skipped.kind}", skipped.count)
+            self._notice = (self._around.wall(), Fault(skipped.kind, skipped.sentence))
+
+    def _observe_lag(self, batch: Batch) -> None:
+        self._lag = self._around.wall() - batch.timestamp
+        self._around.metrics.observe_lag(self._lag)
+
+    def status(self) -> StreamStatus:
+        """A picture of the stream; may be called from any thread."""
+        served, life = self._served, self.life
+        view = None if served is None else served.view
+        return StreamStatus(
+            spec=self.spec,
+            state=life.state,
+            since=self._since,
+            error=self._fault(),
+            warning=self._warning(),
+            sequence=None if served is None else served.cursor.last,
+            device_blocks=0 if view is None else len(view.device),
+            host_blocks=0 if view is None else len(view.host),
+            mapped_blocks=0 if view is None else view.mapped_blocks,
+            last_event_at=self._last_event_at,
+            lag_seconds=self._lag,
+            last_snapshot=self._last_snapshot,
+            counters=dict(self.counters),
+        )
+
+    def _warning(self) -> Fault | None:
+        if self.life.warning is not None:
+            return self.life.warning
+        notice = self._notice
+        if notice is None or self._around.wall() - notice[0] > NOTICE_SECONDS:
+            return None
+        return notice[1]
+
+
+_DONE = object()
+APPLY_PIECE = 64
+"""Events applied in one hold of the gate; a large batch has many, a usual one a few."""
+
+
+def _pieces(events: tuple[Event, ...]) -> Generator[tuple[Event, ...], None, None]:
+    for start in range(0, len(events), APPLY_PIECE):
+        yield events[start : start + APPLY_PIECE]
+
+
+def _fault(error: StreamError) -> Fault:
+    return Fault(error.code, str(error))

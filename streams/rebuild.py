@@ -1,0 +1,114 @@
+"""A new view under construction: a snapshot, then the live messages that arrived meanwhile.
+
+From the request for a snapshot on, live messages are held back (`hold`). When the reply is complete,
+`steps` decodes it into a fresh view that no query sees, applies what was held back, and, when the
+view replaces one that still serves, hands over what that one knew. From the moment the new view has
+caught up, live messages go to it directly (`follow`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from streams.core.errors import StreamError
+from streams.core.events import Batch
+from streams.core.handover import Drift, hand_over
+from streams.core.sequence import Verdict
+from streams.core.view import OnUnknown, View, as_orphan
+from streams.core.wire import Expected, decode_steps
+from streams.index import IndexedView
+
+MERGE_PIECE = 32
+"""Held-back messages applied between two pauses."""
+
+
+class BufferOverflowError(StreamError):
+    """More live messages arrived during a snapshot than may be held back."""
+
+    code = "buffer_overflow"
+
+
+class SequenceGapError(StreamError):
+    """Messages are missing between the snapshot and the live run."""
+
+    code = "sequence_gap"
+
+
+class Rebuild:
+    """One attempt at a new view. Used by one thread; the new view's slot is freed with this object."""
+
+    def __init__(self, max_buffered_bytes: int) -> None:
+        self._max_buffered_bytes = max_buffered_bytes
+        self._held: deque[tuple[int, Batch]] = deque()
+        self._held_bytes = 0
+        self.caught_up = False
+        self.drift = Drift()
+        self.target: IndexedView | None = None
+
+    def hold(self, sequence: int, batch: Batch, wire_bytes: int) -> None:
+        """Keep a live message until the snapshot is decoded. Raises BufferOverflowError."""
+        self._held.append((sequence, batch))
+        self._held_bytes += wire_bytes + batch.cost
+        if self._held_bytes > self._max_buffered_bytes:
+            raise BufferOverflowError(
+                f"{len(self._held)} live messages ({self._held_bytes} bytes) arrived during the snapshot, "
+                f"max_buffered_bytes allows {self._max_buffered_bytes}"
+            )
+
+    def steps(
+        self,
+        payloads: Sequence[bytes],
+        target: IndexedView,
+        expected: Expected,
+        on_unknown: OnUnknown,
+        admit: Callable[[], None],
+        old: View | None,
+    ) -> Iterator[None]:
+        """Build `target` in bounded steps, each to be taken inside the ingest gate.
+
+        `on_unknown` judges what the held-back messages do not explain; `old` is the view to inherit
+        from; `admit` raises StreamError when the view has grown too large. Raises StreamError.
+        """
+        self.target = target
+        for payload in payloads:
+            yield from self._load(payload, target, expected, admit)
+        yield from self._merge(target, on_unknown)
+        self.caught_up = True
+        if old is not None:
+            yield from hand_over(old, target.view, self.drift)
+
+    def follow(self, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:
+        """Apply a live message to a view that has caught up. Raises StreamError."""
+        if self.target is not None:
+            _advance(self.target, sequence, batch, on_unknown)
+
+    def _load(
+        self, payload: bytes, target: IndexedView, expected: Expected, admit: Callable[[], None]
+    ) -> Iterator[None]:
+        for events in decode_steps(payload, expected):
+            target.apply(events, as_orphan)
+            admit()
+            yield
+
+    def _merge(self, target: IndexedView, on_unknown: OnUnknown) -> Iterator[None]:
+        applied = 0
+        while self._held:
+            sequence, batch = self._held.popleft()
+            _advance(target, sequence, batch, on_unknown)
+            applied += 1
+            if applied % MERGE_PIECE == 0:
+                yield
+        self._held_bytes = 0
+
+
+def _advance(target: IndexedView, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:
+    before = target.cursor.last
+    # Whatever was received after the request may be older than the watermark, however late it is.
+    verdict = target.cursor.observe(sequence, now=target.cursor.stale_until)
+    if verdict is Verdict.CONTAINED:
+        return
+    if verdict in (Verdict.GAP, Verdict.REGRESSED):
+        raise SequenceGapError(f"message {sequence} arrived after {before}: what lies between is missing")
+    target.apply(batch.events, as_orphan if verdict is Verdict.REPEATED else on_unknown)
+    target.view.enforce_bound()
