@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import zmq
@@ -132,6 +133,7 @@ class Directory:
         return tuple(subscriber.spec.id for subscriber in chosen)
 
     def _follow(self, spec: StreamSpec) -> None:
+        spec = replace(spec)  # An object of its own: the index tells owners apart by identity.
         subscriber = Subscriber(spec, self._around, self._context, self._rng.getrandbits(64))
         self._subscribers[spec.id] = subscriber
         self._index.admit(BoardEntry(spec, None, _STARTING))

@@ -7,6 +7,7 @@ queries. It has no socket; the subscriber brings it what arrived.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import time
@@ -24,8 +25,8 @@ from streams.core.view import View, as_orphan
 from streams.core.wire import Expected, decode_sequence, decode_steps
 from streams.index import BoardEntry, Index, IndexedView
 from streams.pacing import Pacer
-from streams.rebuild import BufferOverflowError, Rebuild
-from streams.sockets import Frames, Link
+from streams.rebuild import BufferOverflowError, Rebuild, SequenceGapError
+from streams.sockets import Frames, Link, cut_bytes
 from streams.spec import Limits, StreamSpec
 from streams.status import Fault, SnapshotInfo, StreamChange, StreamState, StreamStatus
 
@@ -133,10 +134,10 @@ class Follower:
         if link is Link.UP:
             self.life.live_up(now)
         elif link is Link.LOST:
-            limit = self._around.limits.max_message_bytes
+            cut = cut_bytes(self._around.limits.max_message_bytes)
             sentence = (
                 f"the connection to {self.spec.endpoint} was lost; unless the engine went away, it may have "
-                f"sent a message over {2 * limit} bytes (twice max_message_bytes)"
+                f"sent a message over {cut} bytes (twice max_message_bytes)"
             )
             self.life.live_down(Fault("disconnected", sentence), now)
         else:
@@ -148,7 +149,14 @@ class Follower:
         """News of the snapshot request's connection."""
         if link is Link.UP or self.life.fetch is None or self.life.fetch.building:
             return
-        what = "was lost before the snapshot was complete" if link is Link.LOST else "could not be made"
+        if link is Link.LOST:
+            cut = cut_bytes(self._around.limits.max_message_bytes)
+            what = (
+                "was lost before the snapshot was complete; unless the engine went away, the snapshot may be "
+                f"over {cut} bytes (twice max_message_bytes): raise it"
+            )
+        else:
+            what = "could not be made"
         fault = Fault("snapshot_disconnected", f"the connection to {self.spec.replay_endpoint} {what}")
         self.life.fetch_failed(fault, self._around.clock())
         self.settle()
@@ -197,6 +205,11 @@ class Follower:
         deadline = self.life.next_deadline()
         return None if deadline is None else max(0.0, deadline - now)
 
+    @property
+    def building(self) -> bool:
+        """Whether `step` has work to do."""
+        return self._steps is not None
+
     def step(self) -> None:
         """Do one bounded piece of building a new view, if one is being built."""
         if self._steps is None:
@@ -204,11 +217,11 @@ class Follower:
         try:
             done = self._gated(self._next_step)
         except StreamError as error:
-            self.life.fetch_failed(_fault(error), self._around.clock())
+            self._rebuild_failed(error)
         else:
             if done:
                 self._publish_rebuilt()
-        self.settle()
+            self.settle()
 
     def close(self) -> None:
         """Take the stream away from queries."""
@@ -246,7 +259,7 @@ class Follower:
         """Whether the view already contains the message; it is not worth decoding then."""
         return sequence < cursor.watermark and self._around.clock() <= cursor.stale_until
 
-    def _decode(self, payload: bytes) -> Batch:
+    def _decode(self, payload: bytes | memoryview) -> Batch:
         """Decode a message in as many holds of the gate as its size needs."""
         steps = decode_steps(payload, self._expected)
         events: list[Event] = []
@@ -301,6 +314,8 @@ class Follower:
     def _rebuild_failed(self, error: StreamError) -> None:
         """The view being built cannot be finished; one in service goes on."""
         now = self._around.clock()
+        if isinstance(error, SequenceGapError):
+            self._count("gaps")
         if self._served is None:
             self.life.fail(_fault(error), now, live_caused=isinstance(error, _BAD_MESSAGES))
         else:
@@ -497,16 +512,18 @@ class Follower:
             self._notice = (self._around.wall(), Fault(skipped.kind, skipped.sentence))
 
     def _observe_lag(self, batch: Batch) -> None:
-        self._lag = self._around.wall() - batch.timestamp
-        self._around.metrics.observe_lag(self._lag)
+        lag = self._around.wall() - batch.timestamp
+        if math.isfinite(lag):
+            self._lag = lag
+            self._around.metrics.observe_lag(lag)
 
     def status(self) -> StreamStatus:
         """A picture of the stream; may be called from any thread."""
-        served, life = self._served, self.life
+        served = self._served
         view = None if served is None else served.view
         return StreamStatus(
             spec=self.spec,
-            state=life.state,
+            state=self._state(),
             since=self._since,
             error=self._fault(),
             warning=self._warning(),
@@ -519,6 +536,11 @@ class Follower:
             last_snapshot=self._last_snapshot,
             counters=dict(self.counters),
         )
+
+    def _state(self) -> StreamState:
+        """Never "synchronized" before the view can be seen: other threads look at any moment."""
+        state = self.life.state
+        return StreamState.SYNCING if state is StreamState.SYNCHRONIZED and self._served is None else state
 
     def _warning(self) -> Fault | None:
         if self.life.warning is not None:

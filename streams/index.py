@@ -91,7 +91,7 @@ class Index:
         self.gate = threading.Lock()
         self.table = Table()
         self.slots = SlotPool(self.table, self.gate)
-        self._desired: set[StreamSpec] = set()
+        self._owners: dict[StreamId, StreamSpec] = {}
         self._entries: dict[StreamId, BoardEntry] = {}
         self._entries_lock = threading.Lock()
         self._board = Board({})
@@ -106,26 +106,28 @@ class Index:
         lease = self.slots.lease(view)
         return None if lease is None else IndexedView(view, lease, self.table, cursor)
 
-    def show(self, entry: BoardEntry) -> None:
-        """Put one stream's new state before queries, in one step. Ignored for a retired stream."""
+    def admit(self, entry: BoardEntry) -> None:
+        """Begin to show a stream. From now on its place belongs to this very spec object.
+
+        Not to any equal one: a stream may be retired and followed again while the thread of its
+        first life still has something to say.
+        """
         with self._entries_lock:
-            if entry.spec in self._desired:
+            self._owners[entry.spec.id] = entry.spec
+        self.show(entry)
+
+    def show(self, entry: BoardEntry) -> None:
+        """Put one stream's new state before queries, in one step. Ignored from a former owner."""
+        with self._entries_lock:
+            if self._owners.get(entry.spec.id) is entry.spec:
                 self._entries[entry.spec.id] = entry
                 self._board = Board(self._entries)
-
-    def admit(self, entry: BoardEntry) -> None:
-        """Begin to show a stream."""
-        with self._entries_lock:
-            self._desired.add(entry.spec)
-        self.show(entry)
 
     def retire(self, spec: StreamSpec) -> None:
         """Show a stream no longer, whatever its thread may still have to say."""
         with self._entries_lock:
-            self._desired.discard(spec)
-            entry = self._entries.get(spec.id)
-            if entry is not None and entry.spec == spec:
-                del self._entries[spec.id]
+            if self._owners.get(spec.id) is spec:
+                del self._owners[spec.id], self._entries[spec.id]
                 self._board = Board(self._entries)
 
     def query(self, prompt: bytes) -> list[Match]:

@@ -20,7 +20,7 @@ from streams.core.wire import Expected, decode_steps
 from streams.index import IndexedView
 
 MERGE_PIECE = 32
-"""Held-back messages applied between two pauses."""
+"""Held-back messages applied between two pauses; more than a turn of the subscriber takes in."""
 
 
 class BufferOverflowError(StreamError):
@@ -40,7 +40,7 @@ class Rebuild:
 
     def __init__(self, max_buffered_bytes: int) -> None:
         self._max_buffered_bytes = max_buffered_bytes
-        self._held: deque[tuple[int, Batch]] = deque()
+        self._held: deque[tuple[int, Batch, int]] = deque()
         self._held_bytes = 0
         self.caught_up = False
         self.drift = Drift()
@@ -48,8 +48,9 @@ class Rebuild:
 
     def hold(self, sequence: int, batch: Batch, wire_bytes: int) -> None:
         """Keep a live message until the snapshot is decoded. Raises BufferOverflowError."""
-        self._held.append((sequence, batch))
-        self._held_bytes += wire_bytes + batch.cost
+        cost = wire_bytes + batch.cost
+        self._held.append((sequence, batch, cost))
+        self._held_bytes += cost
         if self._held_bytes > self._max_buffered_bytes:
             raise BufferOverflowError(
                 f"{len(self._held)} live messages ({self._held_bytes} bytes) arrived during the snapshot, "
@@ -58,7 +59,7 @@ class Rebuild:
 
     def steps(
         self,
-        payloads: Sequence[bytes],
+        payloads: Sequence[bytes | memoryview],
         target: IndexedView,
         expected: Expected,
         on_unknown: OnUnknown,
@@ -84,7 +85,7 @@ class Rebuild:
             _advance(self.target, sequence, batch, on_unknown)
 
     def _load(
-        self, payload: bytes, target: IndexedView, expected: Expected, admit: Callable[[], None]
+        self, payload: bytes | memoryview, target: IndexedView, expected: Expected, admit: Callable[[], None]
     ) -> Iterator[None]:
         for events in decode_steps(payload, expected):
             target.apply(events, as_orphan)
@@ -94,12 +95,12 @@ class Rebuild:
     def _merge(self, target: IndexedView, on_unknown: OnUnknown) -> Iterator[None]:
         applied = 0
         while self._held:
-            sequence, batch = self._held.popleft()
+            sequence, batch, cost = self._held.popleft()
+            self._held_bytes -= cost
             _advance(target, sequence, batch, on_unknown)
             applied += 1
             if applied % MERGE_PIECE == 0:
                 yield
-        self._held_bytes = 0
 
 
 def _advance(target: IndexedView, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:

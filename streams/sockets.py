@@ -26,6 +26,13 @@ RECONNECT_MAX_MS = 2_000
 MAX_FRAMES = 8
 """Frames of one message that are kept; the protocol's longest has three."""
 
+SMALLEST_CUT = 64 * 1024
+"""libzmq applies its size limit to the handshake too, which must go through whatever the limit."""
+COPY_BYTES = 64 * 1024
+"""Larger frames are read in place: copying 134 MB would hold the interpreter lock for 50 ms."""
+
+Part = bytes | memoryview
+
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
@@ -53,7 +60,7 @@ class Link(Enum):
 class Frames:
     """One message. `size` and `count` also cover frames that were not kept."""
 
-    parts: list[bytes]
+    parts: list[Part]
     count: int
     size: int
 
@@ -66,9 +73,7 @@ class MonitoredSocket:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, RECEIVE_HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.IPV6, 1)
-        # Twice the limit: up to there a message arrives and the error can name its size. Beyond it
-        # libzmq cuts the connection.
-        self.socket.setsockopt(zmq.MAXMSGSIZE, 2 * max_bytes)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, cut_bytes(max_bytes))
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -98,22 +103,34 @@ class MonitoredSocket:
     def receive(self) -> Frames | None:
         """One whole message, or None when there is none; never blocks."""
         try:
-            parts = [self.socket.recv(zmq.NOBLOCK)]
+            frame = self.socket.recv(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
-        count, size = 1, len(parts[0])
-        while self.socket.getsockopt(zmq.RCVMORE):
-            part = self.socket.recv()
+        parts, count, size = [_part(frame)], 1, len(frame)
+        while frame.more:
+            frame = self.socket.recv(copy=False)
             count += 1
-            size += len(part)
+            size += len(frame)
             if count <= MAX_FRAMES:
-                parts.append(part)
+                parts.append(_part(frame))
         return Frames(parts, count, size)
 
     def close(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
+
+
+def cut_bytes(max_bytes: int) -> int:
+    """Size of a frame beyond which libzmq cuts the connection, for a limit of `max_bytes`.
+
+    Twice the limit: up to there a message arrives and the error can name its size.
+    """
+    return max(2 * max_bytes, SMALLEST_CUT)
+
+
+def _part(frame: zmq.Frame) -> Part:
+    return frame.bytes if len(frame) < COPY_BYTES else frame.buffer
 
 
 class LiveSocket(MonitoredSocket):

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 MESSAGES_PER_TURN = 32
 """Live messages taken before the loop looks at everything else again."""
+MESSAGES_WHILE_BUILDING = 4
+"""The same while a view is built: fewer than are merged in a turn, or it would never catch up."""
 CRASH_PAUSE = 1.0
 """Seconds before a stream whose code failed unexpectedly starts anew."""
 
@@ -150,7 +152,7 @@ class Subscriber:
                 tell(link)
 
     def _take_live(self, live: LiveSocket) -> None:
-        for _ in range(MESSAGES_PER_TURN):
+        for _ in range(MESSAGES_WHILE_BUILDING if self._follower.building else MESSAGES_PER_TURN):
             frames = live.receive()
             if frames is None:
                 return

@@ -51,7 +51,9 @@ class Fetch:
     requested_at: float
     deadline: float
     floor: int | None
-    """Highest sequence received before the request: an answer below it is from another life."""
+    """Where the stream had arrived before the request: an answer below it is from another life."""
+    watermark: int | None = None
+    """Of the complete reply."""
     building: bool = False
     """The reply is complete; it is being turned into a view."""
 
@@ -74,7 +76,12 @@ class Lifecycle:
         """Whether the next view may take over what earlier ones knew: the engine has not restarted."""
         self._connections = 0
         self._connected = False
+        self._refused = False
+        self._cause: Fault | None = None
+        """Why there was no connection before the newest attempt to make one was refused."""
         self._received: int | None = None
+        self._confirmed: int | None = None
+        """Watermark of the last snapshot of this life."""
         self._fetches = 0
         self._attempt = 0
         self._calibration_attempt = 0
@@ -97,13 +104,17 @@ class Lifecycle:
     def live_up(self, now: float) -> None:
         """The live connection's handshake succeeded: a snapshot from now on misses nothing."""
         self._connected = True
-        self._received = None
+        if self._refused:
+            self.error, self._refused = self._cause, False
+        self._received = self._confirmed = None
         self.state = StreamState.SYNCING
         self.tick(now)
 
     def live_down(self, fault: Fault, now: float) -> None:
         """The live connection is lost, or could not be made: nothing of that engine may be served."""
         if not self._connected:
+            if not self._refused:
+                self._cause, self._refused = self.error, True
             self.error = fault
             return
         self._end_service(now)
@@ -113,6 +124,12 @@ class Lifecycle:
         self.error = fault
         self._next_reason = fault.code
         self.state = StreamState.CONNECTING
+        self._attempt += 1
+        if self._attempt > 1:
+            # An engine that hangs up again and again is not connected to again and again.
+            self.live = None
+            self._retry_at = now + self._backoff(self._attempt)
+            return
         self._retry_at = now + self._rng.uniform(0.0, FIRST_RETRY)
         self._open_live()
 
@@ -138,6 +155,7 @@ class Lifecycle:
         self._retry_at = now + self._backoff(self._attempt)
         if restarted:
             self.same_life = False
+            self._confirmed = None
         self._strikes = self._strikes + 1 if live_caused else 0
         if self._strikes >= STRIKES:
             self.live = None
@@ -182,24 +200,28 @@ class Lifecycle:
             return False
         if fetch.floor is not None and watermark < fetch.floor:
             sentence = (
-                f"the snapshot's watermark {watermark} lies below message {fetch.floor}, "
-                "which had been received before: the engine counts anew"
+                f"the snapshot's watermark {watermark} lies below {fetch.floor}, "
+                "where the stream had arrived before it was requested: the engine counts anew"
             )
             self._received = None
             self.fail(Fault("snapshot_stale", sentence), now, restarted=True)
             return False
+        fetch.watermark = watermark
         fetch.building = True
         return True
 
     def published(self, now: float) -> None:
         """A new view, or the old one confirmed by an unchanged snapshot, is in service."""
         again, self._again = self._again, None
+        if self.fetch is not None:
+            self._confirmed = self.fetch.watermark
         self._enter_service(now)
         if again is not None:
             self._calibrate_soon(again, now)
 
     def redefined(self, now: float) -> None:
         """A live batch defined the whole state; whatever snapshot is under way is older."""
+        self._confirmed = None
         self._enter_service(now)
 
     def resync(self, reason: str, now: float, *, drop: bool = False) -> None:
@@ -251,7 +273,9 @@ class Lifecycle:
     def _begin_fetch(self, now: float) -> None:
         self._fetches += 1
         deadline = now + self._timing.replay_timeout
-        self.fetch = Fetch(self._fetches, self._next_reason, now, deadline, self._received)
+        arrived = [sequence for sequence in (self._received, self._confirmed) if sequence is not None]
+        floor = max(arrived, default=None)
+        self.fetch = Fetch(self._fetches, self._next_reason, now, deadline, floor)
         self._next_reason = "calibration"
         if not self.serving:
             self.state = StreamState.SYNCING

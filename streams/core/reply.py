@@ -29,11 +29,11 @@ class SnapshotReply:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self.payloads: list[bytes] = []
+        self.payloads: list[bytes | memoryview] = []
         self.size = 0
         self.watermark = -1
 
-    def add(self, parts: Sequence[bytes], count: int, size: int) -> bool:
+    def add(self, parts: Sequence[bytes | memoryview], count: int, size: int) -> bool:
         """Take one frame set; True when the reply is complete. Raises StreamError.
 
         `count` and `size` (bytes) are those of the message as received, of which `parts` may be the
@@ -65,7 +65,7 @@ class SnapshotReply:
         """Equal for replies that say the same: the watermark, and the bodies without timestamps."""
         return self.watermark, xxh3_128_digest(b"".join(map(body_digest, self.payloads)))
 
-    def _finish(self, payload: bytes) -> bool:
+    def _finish(self, payload: bytes | memoryview) -> bool:
         if payload:
             raise SnapshotMalformedError(f"the end marker carries {len(payload)} bytes, it must be empty")
         if not self.payloads:

@@ -272,8 +272,10 @@ class View:
             for child in tuple(self._waiting.get(parent, ())):
                 stray = self._known_stray(child)
                 child_key = to_key(digest(prefix, stray.tokens, self.hash_seed))
-                self._revive(child, child_key)
-                if not stray.tiers:
+                if stray.tiers:
+                    self._revive(child, child_key)
+                else:
+                    self._stop_waiting(child, stray)
                     self.retained[child] = child_key
                 ready.append(child)
 
@@ -304,8 +306,8 @@ class View:
 
     def keep_stray(self, block_hash: BlockHash, stray: Stray) -> None:
         """Put a record where its tiers say, and let it wait for its parent."""
+        self.retained.pop(block_hash, None)
         if stray.tiers:
-            self.retained.pop(block_hash, None)
             self.strays[block_hash] = stray
         else:
             self.retained[block_hash] = stray
@@ -362,11 +364,11 @@ class View:
                     self.retained[block_hash] = key
                 continue
             stray = self.strays.get(block_hash)
-            if stray is not None:
+            if stray is not None and stray.tiers:
                 stray.tiers &= ~(1 << event.tier)
                 if not stray.tiers:
                     self.retained[block_hash] = self.strays.pop(block_hash)
-            elif self.key_of(block_hash) is None and block_hash not in self.retained:
+            elif not self.knows(block_hash):
                 self.ignored_removals += 1
 
     def _release(self, block_hash: BlockHash, tier: Tier) -> ContentKey | None:

@@ -107,7 +107,7 @@ _FIELDS = frozenset(_RawEvent.__struct_fields__)
 _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
-def decode_sequence(frame: bytes) -> int:
+def decode_sequence(frame: bytes | memoryview) -> int:
     """A sequence frame: exactly 8 bytes, unsigned, big-endian."""
     if len(frame) != SEQUENCE_BYTES:
         raise DecodeError(f"the sequence frame has {len(frame)} bytes, it must have {SEQUENCE_BYTES}")
@@ -129,7 +129,7 @@ class BatchEnd:
 DecodeSteps = Generator[tuple[Event, ...], None, BatchEnd]
 
 
-def decode_batch(payload: bytes, expected: Expected) -> Batch:
+def decode_batch(payload: bytes | memoryview, expected: Expected) -> Batch:
     """Decode a whole payload at once. Raises DecodeError, and then nothing of it counts."""
     events: list[Event] = []
     steps = decode_steps(payload, expected)
@@ -141,7 +141,7 @@ def decode_batch(payload: bytes, expected: Expected) -> Batch:
             return Batch(end.timestamp, tuple(events), end.warnings)
 
 
-def decode_steps(payload: bytes, expected: Expected) -> DecodeSteps:
+def decode_steps(payload: bytes | memoryview, expected: Expected) -> DecodeSteps:
     """Decode in bounded steps: yields the events decoded since the step before (often none).
 
     Raises DecodeError, at any step: until the last one it is not known that the batch is sound.
@@ -170,7 +170,7 @@ def decode_steps(payload: bytes, expected: Expected) -> DecodeSteps:
     return BatchEnd(float(header.timestamp), warnings.summary())
 
 
-def body_digest(payload: bytes) -> bytes:
+def body_digest(payload: bytes | memoryview) -> bytes:
     """A digest of a payload without its timestamp: equal bodies have equal digests.
 
     The outer array's header and the timestamp take at most 14 bytes; anything that does not start
@@ -197,7 +197,7 @@ def _check_rank(header: _RawBatch, dp_rank: int) -> None:
 # Splitting a payload into raw events.
 
 
-def _split(payload: bytes) -> _Steps[tuple[_RawBatch, list[Any]]]:
+def _split(payload: bytes | memoryview) -> _Steps[tuple[_RawBatch, list[Any]]]:
     """Yields between slices; returns (header, raw events)."""
     if len(payload) <= SPLIT_BYTES:
         batch = _BATCH.decode(payload)
@@ -220,7 +220,7 @@ def _split(payload: bytes) -> _Steps[tuple[_RawBatch, list[Any]]]:
 class _Spans:
     """Walks a large payload slice by slice and tells where each value begins and ends."""
 
-    def __init__(self, payload: bytes) -> None:
+    def __init__(self, payload: bytes | memoryview) -> None:
         self._view = memoryview(payload)
         self._fed = 0
         self._unpacker = msgpack.Unpacker(max_buffer_size=len(payload))
