@@ -1,0 +1,75 @@
+"""`manage.py serve`: HTTP, WebSocket, the streams and the index in one process.
+
+Exit status: 0 after a stop that was asked for, 2 for a faulty configuration (one line per fault), 1 for
+everything else that keeps it from serving (a busy port, an unmigrated database, ...).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser, handle_default_options
+
+from kvportal.config.faults import ConfigError, Faults
+from kvportal.config.flags import add_flags, flag_texts, hyphenated
+from kvportal.config.load import build_config
+from kvportal.config.model import Config
+
+
+class Command(BaseCommand):
+    help = "Serves the portal: HTTP, WebSocket, the event streams and the index in one process."
+    requires_system_checks: tuple[str, ...] = ()
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--check",
+            action="store_true",
+            help="validate everything, try each endpoint once, print a line for each, and exit",
+        )
+        add_flags(parser)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """As Django's, but words that no flag takes become faults beside all others."""
+        options, config = self.parse(argv, os.environ, Faults())
+        handle_default_options(options)
+        try:
+            self.execute(**{**vars(options), "config": config})
+        except CommandError as error:
+            sys.stderr.write(f"{error}\n")
+            sys.exit(error.returncode)
+
+    def parse(self, argv: list[str], environ: Any, faults: Faults) -> tuple[Any, Config]:
+        """Django's own options and the configuration. Raises ConfigError, `faults` included."""
+        parser = self.create_parser(argv[0], argv[1])
+        parser.allow_abbrev = False
+        options, left_over = parser.parse_known_args(hyphenated(argv[2:]))
+        texts = flag_texts(vars(options), left_over, faults)
+        return options, build_config(texts, environ, faults)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        config: Config = options["config"]
+        if options["check"]:
+            from kvportal.server.checking import check
+
+            if not check(config, self.stdout):
+                raise CommandError("not everything that the portal needs is in order")
+            return
+        from kvportal.server.running import ServeError, serve
+
+        try:
+            serve(config, self.stdout)
+        except ServeError as error:
+            raise CommandError(str(error)) from error
+
+
+def serve_faults(argv: list[str], environ: Any) -> Faults:
+    """The faults of a `serve` command line alone, for a process whose settings are faulty already."""
+    faults = Faults()
+    try:
+        Command().parse(argv, environ, faults)
+    except ConfigError:
+        return faults
+    return faults
