@@ -1,0 +1,36 @@
+"""The portal's URLs: pages for people, the internal API, and what probes and scrapers ask for."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.urls import include, path, re_path
+from django.views.generic import RedirectView
+
+from kvportal.schema import SchemaView
+from streams.api.base import answer, not_found
+
+
+def livez(request: HttpRequest) -> HttpResponse:
+    return answer(request, "livez", allowed=("GET", "HEAD"))
+
+
+def readyz(request: HttpRequest) -> HttpResponse:
+    return answer(request, "readyz", allowed=("GET", "HEAD"))
+
+
+def metrics(request: HttpRequest) -> HttpResponse:
+    return answer(request, "metrics", allowed=("GET", "HEAD"))
+
+
+urlpatterns = [
+    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("admin/", admin.site.urls),
+    path("v1/internal/", include("streams.api.urls")),
+    path("v1/internal/", include("routing.api.urls")),
+    path("v1/internal/schema", SchemaView.as_view()),
+    re_path(r"^v1/internal(?:/.*)?$", not_found),
+    path("livez", livez),
+    path("readyz", readyz),
+    path("metrics", metrics),
+]
