@@ -1,0 +1,193 @@
+"""Routing decisions in the admin: a list, and each decision's explanation for people. Read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.template.loader import render_to_string
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from routing.decision_models import Decision
+from routing.policies.decision import Policy, Side
+from routing.records import ROUTED
+from streams import display
+from streams.admin import ReadOnlyAdmin
+
+SIDE_TITLES = {Side.PREFILL: "Prefill", Side.DECODE: "Decode"}
+
+
+@admin.register(Decision)
+class DecisionAdmin(ReadOnlyAdmin):
+    """Who was chosen for which request, and why."""
+
+    list_display = (
+        "at",
+        "short_id",
+        "policy",
+        "result",
+        "hit_ratio",
+        "queue",
+        "score",
+        "decode",
+        "input_tokens",
+        "predicted_hit_tokens",
+        "cached_tokens",
+        "error",
+    )
+    list_display_links = ("short_id",)
+    list_filter = ("policy", "outcome", "full", "at")
+    search_fields = ("decision_id", "request_id", "prefill_instance", "decode_instance")
+    search_help_text = "Decision, request or instance"
+    date_hierarchy = None
+    fields = (
+        "decision_id",
+        "request_id",
+        "at",
+        "replica",
+        "policy",
+        "result",
+        "input_tokens",
+        "predicted_hit_tokens",
+        "cached_tokens",
+        "error",
+        "took",
+        "explained",
+    )
+    readonly_fields = ("result", "error", "took", "explained")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Decision]:
+        """Lists do without the explanations: a full one has 19 KB."""
+        return super().get_queryset(request).defer("explanation")
+
+    @admin.display(description="decision", ordering="decision_id")
+    def short_id(self, row: Decision) -> str:
+        return row.decision_id[:8]
+
+    @admin.display(description="prefill", ordering="prefill_instance")
+    def result(self, row: Decision) -> SafeString | str:
+        return row.prefill_instance if row.outcome == ROUTED else display.badge("bad", "no candidates")
+
+    @admin.display(description="decode", ordering="decode_instance")
+    def decode(self, row: Decision) -> str:
+        return row.decode_instance or display.EMPTY
+
+    @admin.display(description="hit ratio", ordering="kv_hit_ratio")
+    def hit_ratio(self, row: Decision) -> str:
+        return decimal(row.kv_hit_ratio)
+
+    @admin.display(description="queue cost", ordering="queue_cost")
+    def queue(self, row: Decision) -> str:
+        return decimal(row.queue_cost)
+
+    @admin.display(description="score", ordering="prefill_score")
+    def score(self, row: Decision) -> str:
+        return decimal(row.prefill_score)
+
+    @admin.display(description="prediction error")
+    def error(self, row: Decision) -> str:
+        return display.EMPTY if row.prediction_error is None else f"{row.prediction_error:+,} tokens"
+
+    @admin.display(description="took")
+    def took(self, row: Decision) -> str:
+        return f"{row.seconds * 1000:.2f} ms"
+
+    @admin.display(description="explanation")
+    def explained(self, row: Decision) -> SafeString:
+        return render_explanation(row.explanation)
+
+
+def render_explanation(explanation: Mapping[str, Any]) -> SafeString:
+    """An explanation as HTML: every candidate with its sum, every excluded instance with its reason."""
+    sides = [
+        {
+            "title": SIDE_TITLES[side],
+            "rows": [_candidate(row, explanation) for row in _ranked(explanation, side)],
+            "left_out": explanation["candidates_num"][side] - len(_ranked(explanation, side)),
+        }
+        for side in Side
+    ]
+    excluded_num = sum(explanation["excluded_num"].values())
+    context = {
+        "explanation": explanation,
+        "sides": [side for side in sides if side["rows"]],
+        "excluded": explanation["excluded"],
+        "excluded_left_out": excluded_num - len(explanation["excluded"]),
+    }
+    return render_to_string("admin/routing/decision/explanation.html", context)
+
+
+def decimal(value: float | None) -> str:
+    """Three digits are enough to compare; the exact value is in the API's explanation."""
+    return display.EMPTY if value is None else f"{value:.3f}"
+
+
+def _ranked(explanation: Mapping[str, Any], side: Side) -> list[Mapping[str, Any]]:
+    """Chosen first, then by score where there is one."""
+    rows = [row for row in explanation["candidates"] if row["side"] == side]
+    return sorted(rows, key=lambda row: (not row["chosen"], row["score"] or 0.0))
+
+
+def _candidate(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> dict[str, Any]:
+    role = row["role"] if row["role"] == row["current_role"] else f"{row['role']} as {row['current_role']}"
+    return {
+        "name": row["instance_name"],
+        "role": role,
+        "state": row["state"],
+        "chosen": row["chosen"],
+        "tied": row["equal_to_best"] and not row["chosen"],
+        "sum": calculation(row, explanation),
+        "ranks": _ranks(row),
+    }
+
+
+def calculation(row: Mapping[str, Any], explanation: Mapping[str, Any]) -> str:
+    """What the candidate was judged by, with the numbers filled in."""
+    if explanation["policy"] == Policy.RR:
+        steps = row["steps_until_turn"]
+        return "its turn" if steps == 0 else f"its turn in {steps} more"
+    if explanation["policy"] == Policy.SLO_AWARE:
+        return _predicted_times(row)
+    load = row["load"]
+    queue = f"{load['waiting_requests_num']} of {explanation['longest_queue'][row['side']]} waiting"
+    if row["side"] == Side.DECODE:
+        usage = f"cache usage {load['gpu_cache_usage_perc']:.3f}"
+        return f"{usage} + queue {row['queue_cost']:.3f} ({queue}) = {row['score']:.4f}"
+    weight = explanation["settings"]["car_prefill_lambda"]
+    return (
+        f"{weight:g} * (1 - hit ratio {row['kv_hit_ratio']:.3f}) + {1 - weight:g} * queue "
+        f"{row['queue_cost']:.3f} ({queue}) = {row['score']:.4f}"
+    )
+
+
+def _predicted_times(row: Mapping[str, Any]) -> str:
+    work = row["work"]
+    if row["side"] == Side.PREFILL:
+        return (
+            f"{work['estimated_prefill_time']:.1f} ms of prefill before it "
+            f"({work['prefill_request_num']} requests), {work['predicted_ttft']:.1f} ms of its own"
+        )
+    return (
+        f"{work['predicted_tpot']:.2f} ms per token with this request "
+        f"({work['decode_request_num']} requests, {work['decode_token_num']:,} tokens now)"
+    )
+
+
+def _ranks(row: Mapping[str, Any]) -> list[SafeString]:
+    if row["side"] != Side.PREFILL:
+        return []
+    held = [
+        format_html(
+            "rank {}: {} tokens on the device, {} more on the host{}",
+            rank["dp_rank"],
+            f"{rank['device_hit_tokens']:,}",
+            f"{rank['host_only_hit_tokens']:,}",
+            f" (not counted: {rank['ignored']})" if rank["ignored"] else "",
+        )
+        for rank in row["ranks"]
+    ]
+    return [*held, *(format_html("rank {}: no stream", rank) for rank in row["missing_ranks"])]
