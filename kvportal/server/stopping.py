@@ -1,0 +1,73 @@
+"""SIGTERM and Ctrl-C: the first asks for an orderly stop, a second Ctrl-C ends the process at once.
+
+Signal handlers of our own, in place of the servers' and Python's, hold for the whole life of the
+process: while it starts, serves and stops. A watchdog bounds the orderly stop, because a thread that
+waits for a database or a client would otherwise keep the process for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """Context manager on the main thread; `seconds` bound the time from the request to the end."""
+
+    def __init__(self, seconds: float) -> None:
+        self.requested = False
+        self._seconds = seconds
+        self._callback: Callable[[], object] | None = None
+        self._previous: dict[int, Any] = {}
+        self._watchdog: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Handlers and watchdog stay after a request: the interpreter still has to end."""
+        if not self.requested:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
+
+    def on_request(self, callback: Callable[[], object]) -> None:
+        """Calls `callback` when the stop is asked for, at once if it was already.
+
+        It runs in a signal handler on the main thread: it may only hand the news on.
+        """
+        self._callback = callback
+        if self.requested:
+            callback()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            # A process manager may repeat its SIGTERM; a person who presses Ctrl-C again means it.
+            if number == signal.SIGINT:
+                os._exit(128 + number)
+            return
+        self.requested = True
+        self._watchdog = threading.Timer(self._seconds, self._end)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+        if self._callback is not None:
+            self._callback()
+
+    def _end(self) -> None:
+        names = ", ".join(sorted(thread.name for thread in threading.enumerate() if not thread.daemon))
+        log.warning("the stop took too long and was cut short; still running: %s", names)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
