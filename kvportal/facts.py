@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from kvportal.health import Facts
-from routing.instances.model import Role, Snapshot
+from kvportal.health import Facts, Roles, count_roles
+from routing.instances.model import Snapshot
 from streams.status import StreamState, StreamStatus
 
 LOOK_SECONDS = 0.2
@@ -37,7 +36,7 @@ class FactsReader:
         self._threads: frozenset[str] = frozenset()
         self._up_since: float | None = None
         self._draining = False
-        self._roles: tuple[int, Counter[Role]] = (-1, Counter())
+        self._roles: tuple[int, Roles] = (-1, Roles(0, 0, 0, 0))
         self._look: tuple[float, int, int, tuple[str, ...]] = (float("-inf"), 0, 0, ())
 
     def up(self, threads: Collection[str]) -> None:
@@ -54,8 +53,7 @@ class FactsReader:
 
     def __call__(self) -> Facts:
         now = self._clock()
-        snapshot = self._snapshot()
-        roles = self._schedulable(snapshot)
+        roles = self._counted(self._snapshot())
         _, desired, synchronized, broken = self._looked(now)
         return Facts(
             running=self._up_since is not None,
@@ -63,20 +61,20 @@ class FactsReader:
             broken=broken,
             kv_events=self._kv_events,
             static_streams=self._static_streams,
-            instances=len(snapshot.instances),
-            default=roles[Role.DEFAULT],
-            prefill=roles[Role.PREFILL],
-            decode=roles[Role.DECODE],
+            instances=roles.instances,
+            default=roles.default,
+            prefill=roles.prefill,
+            decode=roles.decode,
             desired_streams=desired,
             synchronized_streams=synchronized,
             seconds_up=0.0 if self._up_since is None else now - self._up_since,
         )
 
-    def _schedulable(self, snapshot: Snapshot) -> Counter[Role]:
-        """Instances that can take requests, by current role; counted anew when one of them changed."""
+    def _counted(self, snapshot: Snapshot) -> Roles:
+        """Counted anew when an instance changed, not for every request."""
         version, roles = self._roles
         if version != snapshot.topology_version:
-            roles = Counter(view.current_role for view in snapshot.instances if view.schedulable)
+            roles = count_roles(snapshot.instances)
             self._roles = (snapshot.topology_version, roles)
         return roles
 

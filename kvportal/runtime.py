@@ -34,6 +34,7 @@ from kvportal.health import Readiness
 from kvportal.metrics import Metrics, Sources
 from kvportal.operations import Operations
 from kvportal.process import prepare_process
+from kvportal.schema import schema_endpoint
 from routing import console
 from routing.decision_log import DecisionLog
 from routing.decision_store import DecisionStore
@@ -235,6 +236,7 @@ class Runtime:
             "instances": list_endpoint(registry, self.status, self.exclusions),
             "instance_put": put_endpoint(registry),
             "instance_delete": delete_endpoint(registry),
+            "schema": schema_endpoint,
         }
 
     # ---- what readiness, metrics, the pages and the admin ask
