@@ -17,8 +17,9 @@ import zmq
 
 from streams.core.errors import StreamError
 from streams.core.view import View
-from streams.follower import NullMetrics, StreamMetrics, Surroundings
+from streams.follower import Surroundings
 from streams.index import BlockHoldings, BoardEntry, Index
+from streams.report import NullMetrics, StreamMetrics
 from streams.spec import Limits, StreamId, StreamSpec
 from streams.status import Fault, Match, StreamChange, StreamStatus
 from streams.subscriber import Subscriber

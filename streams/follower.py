@@ -7,34 +7,35 @@ queries. It has no socket; the subscriber brings it what arrived.
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from streams.core.errors import DecodeError, StreamError
 from streams.core.events import AllBlocksCleared, Batch, Event
+from streams.core.interpret import Expected
 from streams.core.lifecycle import Lifecycle, Timing
 from streams.core.reply import SnapshotReply
 from streams.core.sequence import Cursor, Verdict
 from streams.core.view import View, as_orphan
-from streams.core.wire import Expected, decode_sequence, decode_steps
+from streams.core.wire import decode_sequence, decode_steps
 from streams.index import BoardEntry, Index, IndexedView
 from streams.pacing import Pacer
-from streams.rebuild import BufferOverflowError, Rebuild, SequenceGapError
+from streams.rebuild import BufferOverflowError, BuildPlan, Rebuild, SequenceGapError
+from streams.report import StreamMetrics, StreamReport
 from streams.sockets import Frames, Link, cut_bytes
 from streams.spec import Limits, StreamSpec
-from streams.status import Fault, SnapshotInfo, StreamChange, StreamState, StreamStatus
+from streams.status import Fault, StreamChange, StreamState, StreamStatus
 
 LIVE_FRAMES = 3
-NOTICE_SECONDS = 600.0
-"""How long a warning about skipped events is shown after the last of them."""
-RETRY_PERMIT = 0.01
-"""Seconds between two looks for a free slot or for a permit to decode."""
+RETRY = 0.01
+"""Seconds between two looks for a free slot, a permit to decode, or late live messages."""
+OVERTAKEN = 0.25
+"""Seconds within which live messages that a snapshot has overtaken arrive; later ones are lost."""
 
 _T = TypeVar("_T")
 _Shown = tuple[StreamState, Fault | None]
@@ -43,26 +44,6 @@ _WAITING = {
     StreamState.CONNECTING: Fault("connecting", "the engine's live channel is not connected yet"),
     StreamState.SYNCING: Fault("syncing", "the first snapshot is on its way"),
 }
-
-
-class StreamMetrics(Protocol):
-    """Where a stream's measurements go."""
-
-    def observe_lag(self, seconds: float) -> None:
-        """Batch timestamp to visible."""
-
-    def observe_snapshot(self, seconds: float) -> None:
-        """Request to visible."""
-
-
-class NullMetrics:
-    """Measurements that nobody wants."""
-
-    def observe_lag(self, seconds: float) -> None:
-        pass
-
-    def observe_snapshot(self, seconds: float) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +93,9 @@ class Follower:
         self._last_digest: tuple[int, bytes] | None = None
         self._pacer = Pacer(around.clock())
         self._worked = 0.0
-        self.counters: dict[str, int] = {"messages": 0, "bytes": 0, "gaps": 0}
-        self._notice: tuple[float, Fault] | None = None
-        self._last_event_at: float | None = None
-        self._lag: float | None = None
-        self._last_snapshot: SnapshotInfo | None = None
+        self.report = StreamReport(spec, around.wall, around.on_change, around.metrics)
         self._shown: _Shown | None = None
-        self._since = around.wall()
         self._last_fetch = 0
-        self._detail = ""
 
     # What the subscriber brings.
 
@@ -164,11 +139,9 @@ class Follower:
     def live_message(self, frames: Frames) -> None:
         """One message of the live channel."""
         if frames.parts[0] != self._topic:
-            self._count("warnings:other_topic")
+            self.report.count("warnings:other_topic")
             return
-        self._count("messages")
-        self._count("bytes", frames.size)
-        self._last_event_at = self._around.wall()
+        self.report.received(frames.size)
         try:
             self._take_live(frames)
         except StreamError as error:
@@ -199,9 +172,9 @@ class Follower:
         self.life.tick(now)
         self.settle()
         if self._steps is not None:
-            return 0.0
+            return RETRY if self._rebuild is not None and self._rebuild.waiting else 0.0
         if self.life.fetch is not None and self.life.fetch.building:
-            return 0.0 if self._begin_build() else RETRY_PERMIT
+            return 0.0 if self._begin_build() else RETRY
         deadline = self.life.next_deadline()
         return None if deadline is None else max(0.0, deadline - now)
 
@@ -245,14 +218,14 @@ class Follower:
             return
         self._worked = 0.0
         batch = self._decode(frames.parts[2])
-        self._note(batch)
+        self.report.decoded(batch)
         if batch.clears:
             self._redefine(sequence, batch)
         elif not forward:
             self._regressed(sequence)
         else:
             self._follow(sequence, batch, frames.size)
-        self._observe_lag(batch)
+        self.report.visible(batch)
         self._throttle()
 
     def _is_late(self, cursor: Cursor, sequence: int) -> bool:
@@ -294,7 +267,7 @@ class Follower:
         before = served.cursor.last
         verdict = served.cursor.observe(sequence, self._around.clock())
         if verdict is Verdict.GAP:
-            self._count("gaps")
+            self.report.count("gaps")
             sentence = f"message {sequence} followed {before}: {sequence - before - 1} missing"
             self.life.fail(Fault("sequence_gap", sentence), self._around.clock())
             self.settle()
@@ -315,7 +288,7 @@ class Follower:
         """The view being built cannot be finished; one in service goes on."""
         now = self._around.clock()
         if isinstance(error, SequenceGapError):
-            self._count("gaps")
+            self.report.count("gaps")
         if self._served is None:
             self.life.fail(_fault(error), now, live_caused=isinstance(error, _BAD_MESSAGES))
         else:
@@ -336,9 +309,9 @@ class Follower:
             self._gated(partial(view.apply, piece, as_orphan))
         view.view.enforce_bound()
         if self._served is not None and sequence > self._served.cursor.last + 1:
-            self._count("gaps")
+            self.report.count("gaps")
         self._last_digest = None
-        self._detail = f"full state on the live channel, message {sequence}"
+        self.report.detail = f"full state on the live channel, message {sequence}"
         self.life.redefined(now)
         self._stop_building()
         self._serve(view)
@@ -356,7 +329,7 @@ class Follower:
         if not self.life.accept(reply.watermark, now):
             return
         if self._served is not None and reply.digest() == self._last_digest:
-            self._detail = f"confirmed by an unchanged snapshot at watermark {reply.watermark}"
+            self.report.detail = f"confirmed by an unchanged snapshot at watermark {reply.watermark}"
             self._finish_fetch(reply)
             self.life.published(now)
 
@@ -370,16 +343,21 @@ class Follower:
         if target is None:
             around.permits.release()
             return False
-        old = self._remembered if self.life.same_life else None
-        self._steps = rebuild.steps(
-            reply.payloads,
-            target,
+        plan = BuildPlan(
             self._expected,
             self._is_fresh_orphan,
-            lambda: self._admit(target.view),
-            old,
+            admit=lambda: self._admit(target.view),
+            old=self._remembered if self.life.same_life else None,
+            is_level=partial(self._is_level, target, around.clock() + OVERTAKEN),
         )
+        self._steps = rebuild.steps(reply.payloads, target, plan)
         return True
+
+    def _is_level(self, target: IndexedView, deadline: float) -> bool:
+        served = self._served
+        if served is None or served.cursor.last >= target.cursor.last:
+            return True
+        return self._around.clock() >= deadline
 
     def _admit(self, view: View) -> None:
         view.enforce_bound()
@@ -400,10 +378,11 @@ class Follower:
         target = rebuild.target
         target.cursor.stale_until = now + self._around.limits.replay_timeout_ms / 1000
         if self._served is not None:
-            self._count("drift:absent", rebuild.drift.absent)
-            self._count("drift:unclaimed", rebuild.drift.unclaimed)
+            self.report.count("drift:absent", rebuild.drift.absent)
+            self.report.count("drift:unclaimed", rebuild.drift.unclaimed)
+        self.report.skipped(rebuild.warnings)
         blocks = len(target.view.device) + len(target.view.host)
-        self._detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
+        self.report.detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
         self._last_digest = reply.digest()
         self._finish_fetch(reply)
         self.life.published(now)
@@ -414,10 +393,7 @@ class Follower:
         fetch = self.life.fetch
         if fetch is None:
             return
-        seconds = self._around.clock() - fetch.requested_at
-        count = 1 if self._last_snapshot is None else self._last_snapshot.count + 1
-        self._last_snapshot = SnapshotInfo(self._around.wall(), reply.watermark, reply.size, seconds, count)
-        self._around.metrics.observe_snapshot(seconds)
+        self.report.snapshot(reply, self._around.clock() - fetch.requested_at)
 
     def _serve(self, view: IndexedView) -> None:
         self._served = view
@@ -446,7 +422,7 @@ class Follower:
         elif fetch.number != self._last_fetch:
             self._stop_building()
             self._last_fetch = fetch.number
-            self._count(f"resyncs:{fetch.reason}")
+            self.report.count(f"resyncs:{fetch.reason}")
             self._reply = SnapshotReply(self._around.limits.max_message_bytes)
             self._rebuild = Rebuild(self._around.limits.max_buffered_bytes)
         self._show()
@@ -456,21 +432,9 @@ class Follower:
         shown = (self.life.state, self._fault())
         if shown == self._shown and not force:
             return
-        before, self._shown = self._shown, shown
+        self._shown = shown
         self._around.index.show(BoardEntry(self.spec, self._served, shown[1]))
-        self._tell(before, shown)
-
-    def _tell(self, before: _Shown | None, shown: _Shown) -> None:
-        """A step for the history: another state, or another kind of fault."""
-        detail, self._detail = self._detail, ""
-        state, fault = shown
-        old = StreamState.CONNECTING if before is None else before[0]
-        old_code = before[1].code if before and before[1] else None
-        if before is not None and old is state and old_code == (fault.code if fault else None):
-            return
-        if old is not state:
-            self._since = self._around.wall()
-        self._around.on_change(StreamChange(self._around.wall(), self.spec, old, state, fault, detail))
+        self.report.tell(*shown)
 
     def _fault(self) -> Fault | None:
         return None if self._served else self.life.error or _WAITING.get(self.life.state, _UNEXPLAINED)
@@ -494,28 +458,10 @@ class Follower:
         worked, self._worked = self._worked, 0.0
         seconds = self._pacer.throttle(worked, self._around.clock())
         if seconds > 0:
-            self._count("throttled_ms", max(1, round(seconds * 1000)))
-            sentence = "the engine sends more than a quarter of a core can take; the stream is slowed down"
-            self._notice = (self._around.wall(), Fault("throttled", sentence))
+            self.report.throttled(seconds)
             self._around.sleep(seconds)
 
     # What people see.
-
-    def _count(self, name: str, amount: int = 1) -> None:
-        self.counters[name] = self.counters.get(name, 0) + amount
-
-    def _note(self, batch: Batch) -> None:
-        for event in batch.events:
-            self._count(f"events:{type(event).__name__}")
-        for skipped in batch.warnings:
-            self._count(f"warnings:{skipped.kind}", skipped.count)
-            self._notice = (self._around.wall(), Fault(skipped.kind, skipped.sentence))
-
-    def _observe_lag(self, batch: Batch) -> None:
-        lag = self._around.wall() - batch.timestamp
-        if math.isfinite(lag):
-            self._lag = lag
-            self._around.metrics.observe_lag(lag)
 
     def status(self) -> StreamStatus:
         """A picture of the stream; may be called from any thread."""
@@ -524,31 +470,23 @@ class Follower:
         return StreamStatus(
             spec=self.spec,
             state=self._state(),
-            since=self._since,
+            since=self.report.since,
             error=self._fault(),
-            warning=self._warning(),
+            warning=self.life.warning or self.report.notice,
             sequence=None if served is None else served.cursor.last,
             device_blocks=0 if view is None else len(view.device),
             host_blocks=0 if view is None else len(view.host),
             mapped_blocks=0 if view is None else view.mapped_blocks,
-            last_event_at=self._last_event_at,
-            lag_seconds=self._lag,
-            last_snapshot=self._last_snapshot,
-            counters=dict(self.counters),
+            last_event_at=self.report.last_event_at,
+            lag_seconds=self.report.lag,
+            last_snapshot=self.report.last_snapshot,
+            counters=dict(self.report.counters),
         )
 
     def _state(self) -> StreamState:
         """Never "synchronized" before the view can be seen: other threads look at any moment."""
         state = self.life.state
         return StreamState.SYNCING if state is StreamState.SYNCHRONIZED and self._served is None else state
-
-    def _warning(self) -> Fault | None:
-        if self.life.warning is not None:
-            return self.life.warning
-        notice = self._notice
-        if notice is None or self._around.wall() - notice[0] > NOTICE_SECONDS:
-            return None
-        return notice[1]
 
 
 _DONE = object()

@@ -41,9 +41,13 @@ class IndexedView:
         try:
             self.view.apply(events, on_unknown)
         finally:
-            delta = self.view.take_delta()
-            if delta:
-                self._table.apply(self.lease.slot, delta)
+            self.flush()
+
+    def flush(self) -> None:
+        """Bring what changed in the view to the table; call it inside the gate."""
+        delta = self.view.take_delta()
+        if delta:
+            self._table.apply(self.lease.slot, delta)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from streams.core.errors import StreamError
-from streams.core.events import Batch
+from streams.core.events import Batch, Skipped
 from streams.core.handover import Drift, hand_over
+from streams.core.interpret import Expected
 from streams.core.sequence import Verdict
 from streams.core.view import OnUnknown, View, as_orphan
-from streams.core.wire import Expected, decode_steps
+from streams.core.wire import decode_steps
 from streams.index import IndexedView
 
 MERGE_PIECE = 32
@@ -35,6 +37,22 @@ class SequenceGapError(StreamError):
     code = "sequence_gap"
 
 
+@dataclass(frozen=True, slots=True)
+class BuildPlan:
+    """How a view is to be built."""
+
+    expected: Expected
+    on_unknown: OnUnknown
+    """Judges what the held-back messages do not explain."""
+    admit: Callable[[], None]
+    """Raises StreamError when the view has grown too large."""
+    old: View | None = None
+    """The view to inherit from; it may go on serving and changing."""
+    is_level: Callable[[], bool] = lambda: True
+    """Whether `old` has received all that the snapshot contains, or never will. A snapshot may overtake
+    live messages; compared with it too early, a healthy view would seem to have drifted."""
+
+
 class Rebuild:
     """One attempt at a new view. Used by one thread; the new view's slot is freed with this object."""
 
@@ -43,7 +61,11 @@ class Rebuild:
         self._held: deque[tuple[int, Batch, int]] = deque()
         self._held_bytes = 0
         self.caught_up = False
+        self.waiting = False
+        """The next step can do nothing yet."""
         self.drift = Drift()
+        self.warnings: list[Skipped] = []
+        """What was skipped in the snapshot."""
         self.target: IndexedView | None = None
 
     def hold(self, sequence: int, batch: Batch, wire_bytes: int) -> None:
@@ -58,38 +80,40 @@ class Rebuild:
             )
 
     def steps(
-        self,
-        payloads: Sequence[bytes | memoryview],
-        target: IndexedView,
-        expected: Expected,
-        on_unknown: OnUnknown,
-        admit: Callable[[], None],
-        old: View | None,
+        self, payloads: Sequence[bytes | memoryview], target: IndexedView, plan: BuildPlan
     ) -> Iterator[None]:
-        """Build `target` in bounded steps, each to be taken inside the ingest gate.
-
-        `on_unknown` judges what the held-back messages do not explain; `old` is the view to inherit
-        from; `admit` raises StreamError when the view has grown too large. Raises StreamError.
-        """
+        """Build `target` in bounded steps, each to be taken inside the ingest gate. Raises StreamError."""
         self.target = target
         for payload in payloads:
-            yield from self._load(payload, target, expected, admit)
-        yield from self._merge(target, on_unknown)
+            yield from self._load(payload, target, plan)
+        yield from self._merge(target, plan.on_unknown)
         self.caught_up = True
-        if old is not None:
-            yield from hand_over(old, target.view, self.drift)
+        if plan.old is None:
+            return
+        while not plan.is_level():
+            self.waiting = True
+            yield
+        self.waiting = False
+        for _ in hand_over(plan.old, target.view, self.drift):
+            target.flush()
+            yield
+        target.flush()
 
     def follow(self, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:
         """Apply a live message to a view that has caught up. Raises StreamError."""
         if self.target is not None:
             _advance(self.target, sequence, batch, on_unknown)
 
-    def _load(
-        self, payload: bytes | memoryview, target: IndexedView, expected: Expected, admit: Callable[[], None]
-    ) -> Iterator[None]:
-        for events in decode_steps(payload, expected):
+    def _load(self, payload: bytes | memoryview, target: IndexedView, plan: BuildPlan) -> Iterator[None]:
+        steps = decode_steps(payload, plan.expected)
+        while True:
+            try:
+                events = next(steps)
+            except StopIteration as stop:
+                self.warnings.extend(stop.value.warnings)
+                return
             target.apply(events, as_orphan)
-            admit()
+            plan.admit()
             yield
 
     def _merge(self, target: IndexedView, on_unknown: OnUnknown) -> Iterator[None]:

@@ -42,6 +42,8 @@ def hand_over(old: View, new: View, drift: Drift) -> Iterator[None]:
             for block_hash in piece:
                 _inherit(block_hash, old, new, inherited)
             yield
+    yield from _retain(new, inherited)
+    new.enforce_bound()
     for old_tier, new_tier in ((old.device, new.device), (old.host, new.host)):
         for piece in _pieces(old_tier):
             drift.absent += sum(h in old_tier and h not in new_tier for h in piece)
@@ -49,8 +51,6 @@ def hand_over(old: View, new: View, drift: Drift) -> Iterator[None]:
         for piece in _pieces(new_tier):
             drift.unclaimed += sum(h in new_tier and h not in old_tier for h in piece)
             yield
-    yield from _retain(new, inherited)
-    new.enforce_bound()
 
 
 def _pieces(hashes: Iterable[BlockHash]) -> Iterator[tuple[BlockHash, ...]]:
@@ -81,12 +81,15 @@ def _retain(new: View, inherited: OrderedDict[BlockHash, ContentKey | Stray]) ->
             known = inherited[block_hash]
             if new.knows(block_hash):
                 continue
-            if not isinstance(known, Stray):
+            if isinstance(known, Stray):
+                new.keep_stray(block_hash, known)
+                parent = known.parent if known.tokens else None
+            else:
                 new.retained[block_hash] = known
-                continue
-            new.keep_stray(block_hash, known)
-            if known.parent is not None and known.tokens:
-                new.adopt(known.parent)
+                parent = block_hash
+            if parent is not None:
+                # A snapshot lists blocks whose parent has left; with the parent known they are no orphans.
+                new.adopt(parent)
         yield
     for block_hash in own:
         if block_hash in new.retained:

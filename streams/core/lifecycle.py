@@ -31,6 +31,7 @@ SOON = 1.0
 STRIKES = 3
 """Failures in a row caused by the live channel after which it is closed while waiting."""
 MAX_SUSPECTS = 65_536
+UNKNOWN_BLOCK = "unknown_block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,18 @@ class Lifecycle:
 
     def fetch_failed(self, fault: Fault, now: float) -> None:
         """The snapshot under way could not be had. A serving view is still true."""
+        forced = self._again if self._again != UNKNOWN_BLOCK else None
         if not self.serving:
             self.fail(fault, now)
-            return
-        self.fetch = None
-        self.warning = fault
-        self._calibration_attempt += 1
-        self._calibrate_at = now + self._backoff(self._calibration_attempt)
+        else:
+            self.fetch = self._again = None
+            self.warning = fault
+            self._calibration_attempt += 1
+            self._calibrate_at = now + self._backoff(self._calibration_attempt)
+        if forced is not None:
+            # Somebody wanted one more snapshot than this, and at once.
+            self._next_reason = forced
+            self._retry_at = self._calibrate_at = now
 
     def is_orphan(self, block_hash: int, now: float, *, fresh: bool = False) -> bool:
         """Whether an unknown block of a live batch is to be an orphan; if not, the stream must recover.
@@ -188,7 +194,7 @@ class Lifecycle:
         if now > self._grace_until and not fresh:
             return not first
         if first:
-            self._calibrate_soon("unknown_block", now)
+            self._calibrate_soon(UNKNOWN_BLOCK, now)
         return True
 
     # Snapshots.

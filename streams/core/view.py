@@ -40,6 +40,7 @@ OnUnknown = Callable[[BlockHash], bool]
 UnknownBlockError."""
 
 _MAX_GROUPS = 1024
+_TRANSIENT_BLOCKS = 65_536
 
 
 def as_orphan(block_hash: BlockHash) -> bool:
@@ -136,6 +137,7 @@ class View:
         """
         for event in events:
             if isinstance(event, BlockStored):
+                self._check_room(len(event.block_hashes))
                 self._store(event, on_unknown)
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
@@ -161,6 +163,16 @@ class View:
                 f"the stream holds {self.mapped_blocks} blocks, "
                 f"max_blocks_per_stream allows {self.max_blocks}"
             )
+
+    def _check_room(self, more: int) -> None:
+        """The bound holds after a whole batch; on the way it may be exceeded, but not without end."""
+        most = self.max_blocks + _TRANSIENT_BLOCKS
+        if more > most:
+            raise IndexOverflowError(
+                f"one event stores {more} blocks, max_blocks_per_stream allows {self.max_blocks}"
+            )
+        if self.mapped_blocks > most:
+            self.enforce_bound()
 
     # Storing.
 

@@ -44,9 +44,10 @@ def test_a_reply_of_several_parts_is_complete_with_the_end_marker() -> None:
 )
 def test_a_reply_that_breaks_the_protocol_says_how(frames: list[list[bytes]], code: str, words: str) -> None:
     reply = SnapshotReply(100)
+    for parts in frames[:-1]:
+        assert not add(reply, *parts)
     with pytest.raises(StreamError, match=words) as caught:
-        for parts in frames:
-            add(reply, *parts)
+        add(reply, *frames[-1])
     assert caught.value.code == code
 
 

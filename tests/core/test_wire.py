@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 from streams.core.content_key import pack_tokens
 from streams.core.errors import DecodeError
 from streams.core.events import AllBlocksCleared, Batch, BlockRemoved, BlockStored, SkippedKind, Tier
-from streams.core.wire import (
-    BIG_EVENT_BYTES,
-    SPLIT_BYTES,
-    Expected,
-    body_digest,
-    decode_batch,
-    decode_sequence,
-    decode_steps,
-)
+from streams.core.interpret import Expected
+from streams.core.raw_event import BIG_EVENT_BYTES
+from streams.core.wire import SPLIT_BYTES, body_digest, decode_batch, decode_sequence, decode_steps
 
 EXPECTED = Expected(block_size=2, dp_rank=0)
 
