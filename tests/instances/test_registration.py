@@ -1,0 +1,237 @@
+"""Values written by engines: what is understood, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from routing.instances.model import Latency, LoadReport, Registration, Role
+from routing.instances.registration import (
+    MAX_VALUE_BYTES,
+    InvalidInputError,
+    check_name,
+    load_document,
+    parse_deletion,
+    parse_heartbeat,
+    parse_leased_registration,
+    parse_load,
+    parse_registration,
+)
+
+NAME = "10.0.0.7:8000"
+REAL = {
+    "name": NAME,
+    "rpc_address": "10.0.0.7:9000",
+    "incarnation_id": "Zq3",
+    "register_ts_ms": 1760000000000,
+    "type": 1,
+    "addrs": ["10.0.0.7"],
+    "cluster_ids": [1],
+    "k_cache_ids": [],
+    "v_cache_ids": [],
+    "dp_size": 2,
+    "device_ips": ["10.0.0.7"],
+    "ports": [26000],
+    "ttft_profiling_data": [[512, 31.0], [1024, 55.5]],
+    "tpot_profiling_data": [[512, 8, 21.0]],
+}
+
+
+def parsed(**fields: object) -> Registration:
+    return parse_registration(NAME, json.dumps(fields).encode(), Role.DECODE)
+
+
+def test_a_real_registration_is_read_whole() -> None:
+    assert parse_registration(NAME, json.dumps(REAL).encode()) == Registration(
+        name=NAME,
+        role=Role.PREFILL,
+        incarnation_id="Zq3",
+        register_ts_ms=1760000000000,
+        dp_size=2,
+        rpc_address="10.0.0.7:9000",
+        ttft_profiling_data=((512, 31.0), (1024, 55.5)),
+        tpot_profiling_data=((512, 8, 21.0),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("wire", "role"), [(0, Role.DEFAULT), (1, Role.PREFILL), (2, Role.DECODE), (3, Role.MIX)]
+)
+def test_the_type_is_a_number(wire: int, role: Role) -> None:
+    assert parsed(type=wire).role is role
+
+
+def test_without_a_type_the_prefix_of_the_key_counts() -> None:
+    assert parsed().role is Role.DECODE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"incarnation_id": "", "register_ts_ms": 0}, {"incarnation_id": None, "register_ts_ms": None}],
+)
+def test_an_old_engine_has_no_identity(fields: dict[str, object]) -> None:
+    registration = parsed(**fields)
+    assert (registration.incarnation_id, registration.register_ts_ms) == (None, None)
+    assert registration.identity is None
+
+
+def test_the_incarnation_is_the_identity_and_the_time_stands_in_for_it() -> None:
+    assert parsed(incarnation_id="a", register_ts_ms=5).identity == "a"
+    assert parsed(register_ts_ms=5).identity == "register_ts_ms:5"
+
+
+def test_unknown_fields_and_other_backends_are_taken() -> None:
+    registration = parsed(backend="vLLM", colour={"deep": [1, {"er": None}]}, addrs=17)
+    assert registration.backend == "vllm"
+    assert parsed().backend == "xllm"
+
+
+def test_the_name_in_the_value_does_not_count() -> None:
+    assert parsed(name="somebody else").name == NAME
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (b"", "not JSON"),
+        (b"nonsense", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"name": "\xff"}', "not JSON"),
+        (b'{"dp_size": 1} x', "not JSON"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON"),
+        (b"[]", "expected `object`, got `array`"),
+        (b"null", "expected `object`, got `null`"),
+        (b'"x"', "expected `object`"),
+        (b'{"dp_size": "2"}', "dp_size: expected `int | null`, got `str`"),
+        (b'{"dp_size": true}', "dp_size: expected `int | null`, got `bool`"),
+        (b'{"dp_size": 2.5}', "dp_size: expected `int | null`, got `float`"),
+        (b'{"dp_size": 0}', "dp_size: 0; it must be at least 1"),
+        (b'{"dp_size": -3}', "dp_size: -3"),
+        (b'{"dp_size": 99999999999999999999999}', "dp_size: 99999999999999999999999"),
+        (b'{"type": 4}', "type: 4; it must be 0 (DEFAULT), 1 (PREFILL), 2 (DECODE), 3 (MIX)"),
+        (b'{"type": -1}', "type: -1"),
+        (b'{"type": "MIX"}', "type: expected `int | null`, got `str`"),
+        (b'{"name": 7}', "name: expected `str | null`, got `int`"),
+        (b'{"incarnation_id": 7}', "incarnation_id: expected `str | null`"),
+        (b'{"incarnation_id": "' + b"x" * 300 + b'"}', "incarnation_id: longer than 256"),
+        (b'{"register_ts_ms": "now"}', "register_ts_ms: expected `int | null`"),
+        (b'{"register_ts_ms": -5}', "register_ts_ms: -5"),
+        (b'{"backend": []}', "backend: expected `str | null`"),
+        (b'{"ttft_profiling_data": [[1, "x"]]}', "ttft_profiling_data[0][1]: expected `float`, got `str`"),
+        (b'{"tpot_profiling_data": [1]}', "tpot_profiling_data[0]: expected `array`"),
+        (b'{"x": "' + b"y" * MAX_VALUE_BYTES + b'"}', "bytes long; at most 524,288 are allowed"),
+    ],
+)
+def test_a_registration_that_does_not_fit_is_refused_with_the_field(value: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse_registration(NAME, value)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a\n", "a\x00", "x" * 257, "a\u2028b"])
+def test_a_name_that_could_not_be_shown_or_addressed_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^name: "):
+        check_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["10.0.0.7:8000", "[fe80::1]:80", "engine-3.pool_b:8000", "ünïcode:1", "nonsense"]
+)
+def test_any_other_name_is_taken(name: str) -> None:
+    assert check_name(name) == name
+
+
+def test_a_leased_registration_has_a_ttl_and_the_path_names_it() -> None:
+    registration, ttl = parse_leased_registration(NAME, b'{"ttl_s": 5, "type": 2}')
+    assert (registration.role, ttl) == (Role.DECODE, 5.0)
+    assert parse_leased_registration(NAME, b"{}")[1] is None
+    with pytest.raises(InvalidInputError, match=r"name: 'b:1'; it must be left out or equal the path's"):
+        parse_leased_registration(NAME, b'{"name": "b:1", "ttl_s": 5}')
+
+
+def beat(load: str, **more: object) -> bytes:
+    rest = "".join(f', "{key}": {json.dumps(value)}' for key, value in more.items())
+    return f'{{"name": "{NAME}", "load_metrics": {load}{rest}}}'.encode()
+
+
+def test_a_heartbeat_is_read_and_its_cache_event_ignored() -> None:
+    load = '{"waiting_requests_num": 3, "gpu_cache_usage_perc": 0.5}'
+    heartbeat = parse_heartbeat(
+        beat(
+            load,
+            incarnation_id="a",
+            latency_metrics={"recent_max_ttft": 7, "recent_max_tbt": 1.5},
+            cache_event={"stored": ["x"]},
+        )
+    )
+    assert heartbeat.load == LoadReport(3, 0.5)
+    assert heartbeat.latency == Latency(7.0, 1.5)
+    assert (heartbeat.name, heartbeat.incarnation_id) == (NAME, "a")
+    assert parse_heartbeat(beat(load, incarnation_id="")).incarnation_id is None
+
+
+@pytest.mark.parametrize(
+    ("load", "valid"),
+    [
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": 0}', True),
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": 1}', True),
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": 1.0000001}', False),
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": -0.0000001}', False),
+        ('{"waiting_requests_num": -1, "gpu_cache_usage_perc": 0.5}', False),
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": 1e999}', False),
+        ('{"waiting_requests_num": 0, "gpu_cache_usage_perc": -1e999}', False),
+        ('{"waiting_requests_num": 123456789012345678901234567890, "gpu_cache_usage_perc": 0.5}', True),
+    ],
+)
+def test_numbers_out_of_range_are_taken_and_make_the_load_invalid(load: str, valid: bool) -> None:
+    report = parse_heartbeat(beat(load)).load
+    assert report.valid is valid
+    assert report.waiting_requests_num < 2**63
+    # What is passed on to other replicas is as valid there as it is here.
+    assert parse_load(load_document(report)).valid is valid
+
+
+def test_nan_is_not_valid() -> None:
+    assert not LoadReport(0, math.nan).valid
+
+
+def loaded(waiting: str, usage: str) -> str:
+    return f'{{"waiting_requests_num": {waiting}, "gpu_cache_usage_perc": {usage}}}'
+
+
+FINE = loaded("1", "0")
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        (beat(loaded("1.5", "0")), "load_metrics.waiting_requests_num: expected `int`, got `float`"),
+        (beat(loaded("true", "0")), "load_metrics.waiting_requests_num: expected `int`, got `bool`"),
+        (beat(loaded('"1"', "0")), "load_metrics.waiting_requests_num: expected `int`, got `str`"),
+        (beat(loaded("1", '"0"')), "load_metrics.gpu_cache_usage_perc: expected `float`, got `str`"),
+        (beat(loaded("1", "null")), "load_metrics.gpu_cache_usage_perc: expected `float`, got `null`"),
+        (beat(loaded("1", "NaN")), "not JSON"),
+        (beat('{"waiting_requests_num": 1}'), "missing required field `gpu_cache_usage_perc`"),
+        (beat("[]"), "load_metrics: expected `object`"),
+        (b'{"name": "a:1"}', "missing required field `load_metrics`"),
+        (b'{"load_metrics": ' + FINE.encode() + b"}", "missing required field `name`"),
+        (b'{"name": "", "load_metrics": ' + FINE.encode() + b"}", "name: 0 characters"),
+        (beat(FINE, incarnation_id=4), "incarnation_id: expected"),
+        (beat(FINE, latency_metrics=4), "latency_metrics: expected"),
+        (b"", "not JSON"),
+    ],
+)
+def test_a_heartbeat_with_wrong_types_is_refused_with_the_field(body: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        parse_heartbeat(body)
+    assert sentence in str(caught.value)
+
+
+def test_a_deletion_may_name_an_incarnation() -> None:
+    assert parse_deletion(b"") is None
+    assert parse_deletion(b"{}") is None
+    assert parse_deletion(b'{"incarnation_id": "a"}') == "a"
+    with pytest.raises(InvalidInputError):
+        parse_deletion(b'{"incarnation_id": 1}')
