@@ -1,0 +1,114 @@
+"""`/ws/ops/`: the live state for signed-in staff.
+
+The server sends states (`{"type": "state", "version": n, ...}`), a full one with chart series first;
+the page answers each with `{"type": "ack", "version": n}` once it has shown it, and may ask for
+everything again with `{"type": "full"}`. Whoever may not watch is turned away before the connection
+is accepted; a session that ends, or loses its permission, is cut within a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+from django.contrib.auth import get_user_model
+from django.db import Error
+
+from kvportal import live
+from kvportal.live import Subscriber
+
+log = logging.getLogger(__name__)
+
+VIEW_PERMISSION = "streams.view_stream"
+RECHECK_SECONDS = 60.0
+MAX_MESSAGE_CHARS = 1024
+CLOSE_NOT_ALLOWED = 4403
+CLOSE_NOT_SERVING = 4503
+"""The portal's parts are not running in this process."""
+
+
+def may_watch(user: Any) -> bool:
+    """Whether a user may see the live state: active staff with the permission to view streams."""
+    return bool(user and user.is_active and user.is_staff and user.has_perm(VIEW_PERMISSION))
+
+
+def still_may_watch(scope: dict[str, Any]) -> bool:
+    """The same question again, asked of the database: neither session nor user are cached."""
+    session, user = scope["session"], scope["user"]
+    if not session.exists(session.session_key):
+        return False
+    return may_watch(get_user_model().objects.filter(pk=user.pk).first())
+
+
+class OperationsConsumer(AsyncWebsocketConsumer):
+    """One open Operations page."""
+
+    recheck_seconds = RECHECK_SECONDS
+    _live: live.Live | None = None
+    _subscriber: Subscriber | None = None
+    _recheck: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        if not await database_sync_to_async(may_watch)(self.scope.get("user")):
+            await self.close()
+            return
+        await self.accept()
+        self._live = live.current()
+        if self._live is None:
+            await self.close(CLOSE_NOT_SERVING)
+            return
+        self._subscriber = Subscriber(self._send_text)
+        self._live.subscribe(self._subscriber)
+        await self._offer_full()
+        self._recheck = asyncio.create_task(self._keep_checking())
+
+    async def disconnect(self, code: int) -> None:
+        if self._recheck is not None:
+            self._recheck.cancel()
+        if self._live is not None and self._subscriber is not None:
+            self._live.unsubscribe(self._subscriber)
+            self._subscriber.close()
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        message = _parse(text_data)
+        if self._subscriber is None or message is None:
+            return
+        if message.get("type") == "ack":
+            self._subscriber.acknowledge(message.get("version"))
+        elif message.get("type") == "full":
+            await self._offer_full()
+
+    async def _offer_full(self) -> None:
+        if self._live is not None and self._subscriber is not None:
+            self._subscriber.offer_full(*await asyncio.to_thread(self._live.full))
+
+    async def _send_text(self, text: str) -> None:
+        await self.send(text_data=text)
+
+    async def _keep_checking(self) -> None:
+        while True:
+            await asyncio.sleep(self.recheck_seconds)
+            try:
+                allowed = await database_sync_to_async(still_may_watch)(self.scope)
+            except Error as error:
+                # Whoever watches needs the page most while something is broken.
+                log.info("could not check whether a page may still watch: %s", error)
+                continue
+            if not allowed:
+                await self.close(CLOSE_NOT_ALLOWED)
+                return
+
+
+def _parse(text: str | None) -> dict[str, Any] | None:
+    """A message of the page; None for anything else, which is ignored."""
+    if text is None or len(text) > MAX_MESSAGE_CHARS:
+        return None
+    try:
+        message = json.loads(text)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

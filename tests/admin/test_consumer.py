@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from channels.db import database_sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import AnonymousUser, Permission, User
+from django.contrib.sessions.backends.db import SessionStore
+from django.db import OperationalError
+
+from kvportal import consumers, live
+from kvportal.consumers import CLOSE_NOT_ALLOWED, CLOSE_NOT_SERVING, OperationsConsumer
+from kvportal.live import Live
+from tests.admin.test_live import FakeSource
+from tests.admin.values import lost, status
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def source() -> FakeSource:
+    return FakeSource(status())
+
+
+@pytest.fixture
+def portal(source: FakeSource) -> Iterator[Live]:
+    own = Live(source, "here")
+    live.install(own)
+    yield own
+    live.install(None)
+
+
+@database_sync_to_async
+def person(*, staff: bool = True, may_view: bool = True, active: bool = True) -> User:
+    user = User.objects.create(username="pat", is_staff=staff, is_active=active)
+    if may_view:
+        user.user_permissions.add(Permission.objects.get(codename="view_stream"))
+    return user
+
+
+@database_sync_to_async
+def session() -> SessionStore:
+    store = SessionStore()
+    store.create()
+    return store
+
+
+async def connect(user: Any) -> tuple[WebsocketCommunicator, bool, int | None]:
+    communicator = WebsocketCommunicator(OperationsConsumer.as_asgi(), "/ws/ops/")
+    communicator.scope |= {"user": user, "session": await session()}
+    accepted, code = await communicator.connect()
+    return communicator, accepted, code
+
+
+async def test_staff_with_the_permission_gets_the_full_state(portal: Live) -> None:
+    page, accepted, _ = await connect(await person())
+    assert accepted
+    state = json.loads(await page.receive_from())
+    assert state["type"] == "state"
+    assert state["streams"][0]["state"] == "synchronized"
+    assert "series" in state
+    await page.disconnect()
+    assert not portal._subscribers
+
+
+@pytest.mark.parametrize("lacks", [{"staff": False}, {"may_view": False}, {"active": False}])
+async def test_everybody_else_is_turned_away_before_accepting(portal: Live, lacks: dict[str, bool]) -> None:
+    _, accepted, _ = await connect(await person(**lacks))
+    assert not accepted
+
+
+async def test_anonymous_is_turned_away(portal: Live) -> None:
+    _, accepted, _ = await connect(AnonymousUser())
+    assert not accepted
+
+
+async def test_next_state_comes_after_the_acknowledgement(portal: Live, source: FakeSource) -> None:
+    page, _, _ = await connect(await person())
+    first = json.loads(await page.receive_from())
+    source.now_statuses = (lost(),)
+    portal.sample()
+    assert await page.receive_nothing()
+    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    assert json.loads(await page.receive_from())["streams"][0]["state"] == "unsynchronized"
+    await page.disconnect()
+
+
+async def test_page_may_ask_for_everything_again(portal: Live) -> None:
+    page, _, _ = await connect(await person())
+    first = json.loads(await page.receive_from())
+    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    await page.send_to(json.dumps({"type": "full"}))
+    assert "series" in json.loads(await page.receive_from())
+    await page.disconnect()
+
+
+@pytest.mark.parametrize("nonsense", [" ", "{", "[]", "null", '{"type": 7}', '"x"', "x" * 100_000])
+async def test_nonsense_from_a_page_is_ignored(portal: Live, nonsense: str) -> None:
+    page, _, _ = await connect(await person())
+    first = json.loads(await page.receive_from())
+    await page.send_to(nonsense)
+    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    await page.send_to(json.dumps({"type": "full"}))
+    assert "series" in json.loads(await page.receive_from())
+    await page.disconnect()
+
+
+async def test_process_that_serves_no_portal_says_so() -> None:
+    page, accepted, _ = await connect(await person())
+    assert accepted
+    assert (await page.receive_output())["code"] == CLOSE_NOT_SERVING
+
+
+@database_sync_to_async
+def take_away(user: User, what: str, store: SessionStore) -> None:
+    if what == "session":
+        store.flush()
+    elif what == "permission":
+        user.user_permissions.clear()
+    else:
+        User.objects.filter(pk=user.pk).update(**{what: False})
+
+
+@pytest.mark.parametrize("what", ["session", "permission", "is_staff", "is_active"])
+async def test_page_is_cut_when_its_user_may_not_watch_any_more(
+    portal: Live, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OperationsConsumer, "recheck_seconds", 0.02)
+    user = await person()
+    page, _, _ = await connect(user)
+    await page.receive_from()
+    await take_away(user, what, page.scope["session"])
+    assert (await page.receive_output(timeout=5))["code"] == CLOSE_NOT_ALLOWED
+    await page.disconnect()
+
+
+async def test_page_stays_open_while_the_database_is_away(
+    portal: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fail(scope: Any) -> bool:
+        asked.append(scope)
+        raise OperationalError("no route")
+
+    monkeypatch.setattr(consumers, "still_may_watch", fail)
+    monkeypatch.setattr(OperationsConsumer, "recheck_seconds", 0.01)
+    page, _, _ = await connect(await person())
+    first = json.loads(await page.receive_from())
+    while len(asked) < 3:
+        assert await page.receive_nothing(timeout=0.02)
+    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    await page.send_to(json.dumps({"type": "full"}))
+    assert "series" in json.loads(await page.receive_from())
+    await page.disconnect()

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Site, Tabs, specs_of
+from tests.browser.portal import ADMIN, BARE, OPERATOR, VIEWER, Portal
+from tests.support.waiting import wait_until
+
+Visit = Callable[..., Page]
+
+SOON_MS = 15_000
+"""Generous: what is shown within two seconds on a quiet machine may take longer on a busy one."""
+
+
+def row(page: Page, name: str):  # type: ignore[no-untyped-def]
+    return page.locator(f'#ops-table [data-stream="{name}"]')
+
+
+def wait_for_streams(page: Page) -> None:
+    expect(page.locator("#ops-verdict")).to_have_attribute("data-tone", "good", timeout=SOON_MS)
+
+
+@contextmanager
+def silent_snapshots(site: Site, engine: int) -> Iterator[None]:
+    site.engines[engine].spoil_snapshots("silent")
+    try:
+        yield
+    finally:
+        site.engines[engine].spoil_snapshots(None)
+
+
+# ---- what one sees
+
+
+def test_page_shows_every_stream_with_numbers_that_move(visit: Visit, site: Site) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    expect(page.locator(".ops-verdict-title")).to_have_text("All 4 streams are synchronized")
+    assert page.locator("#ops-table [data-stream]").count() == 4
+    one = row(page, site.name(0, 1))
+    expect(one).to_contain_text("synchronized")
+    expect(one).to_contain_text(site.engines[0].endpoint(1))
+    sequence = one.locator('[data-column="sequence"] > span:last-child')
+    before = sequence.inner_text()
+    expect(sequence).not_to_have_text(before, timeout=SOON_MS)
+    expect(page.locator('[data-card="synchronized"] .ops-card-value')).to_have_text("4 of 4")
+    expect(page.locator('[data-card="events"] canvas')).to_be_visible(timeout=SOON_MS)
+    expect(page.locator("#ops-replicas")).to_contain_text("this page comes from it", timeout=SOON_MS)
+
+
+def test_lost_stream_is_shown_with_reason_and_advice_and_recovers(visit: Visit, site: Site) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    name, lost = site.name(1), row(page, site.name(1))
+    with silent_snapshots(site, 1):
+        site.engines[1].skip_sequence(3)
+        expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+        verdict = page.locator("#ops-verdict")
+        expect(verdict).to_contain_text("1 of 4 streams is not synchronized")
+        expect(verdict).to_contain_text(name)
+        expect(verdict).to_contain_text("out of sync for")
+        expect(lost).to_contain_text("snapshot_timeout", timeout=SOON_MS)
+        expect(lost).to_contain_text("What to do:")
+        expect(lost).to_contain_text(site.engines[1].replay_endpoint())
+        # Worst first.
+        expect(page.locator("#ops-table [data-stream]").first).to_have_attribute("data-stream", name)
+    expect(lost).not_to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+    wait_for_streams(page)
+
+
+def test_disconnected_engine_is_shown_and_recovers(visit: Visit, site: Site) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    lost = row(page, site.name(2))
+    site.engines[2].drop_connection(down_s=3.0, wait=False)
+    expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+    expect(lost).to_contain_text("What to do: Check that the engine runs")
+    wait_for_streams(page)
+
+
+def test_search_filter_and_sort_narrow_the_table(visit: Visit, site: Site) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    rows = page.locator("#ops-table [data-stream]")
+    page.get_by_label("Search").fill("10.0.0.1")
+    expect(rows).to_have_count(2)
+    page.get_by_label("Search").fill("nothing like this")
+    expect(page.locator("#ops-table .ops-empty")).to_contain_text("None of the 4 streams matches")
+    page.get_by_label("Search").fill("")
+    page.get_by_label("Show").select_option("unsynchronized")
+    expect(rows).to_have_count(0)
+    page.get_by_label("Show").select_option("synchronized")
+    expect(rows).to_have_count(4)
+    names = [site.name(0), site.name(0, 1), site.name(1), site.name(2)]
+    heading = page.get_by_role("columnheader", name="Stream", exact=True)
+    heading.get_by_role("button").click()
+    expect(heading).to_have_attribute("aria-sort", "ascending")
+    assert [one.get_attribute("data-stream") for one in rows.all()] == names
+    heading.get_by_role("button").press("Enter")
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    assert [one.get_attribute("data-stream") for one in rows.all()] == names[::-1]
+
+
+def test_stream_page_shows_facts_charts_and_history(visit: Visit, site: Site) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    page.get_by_role("link", name=site.name(0, 1)).click()
+    expect(page.locator("h1")).to_have_text(site.name(0, 1))
+    expect(page.locator("#ops-state")).to_have_text("synchronized", timeout=SOON_MS)
+    expect(page.locator("#ops-facts")).to_contain_text(site.engines[0].replay_endpoint(1))
+    for chart in ("blocks", "events", "lag"):
+        expect(page.locator(f"#ops-chart-{chart} canvas")).to_be_visible(timeout=SOON_MS)
+    expect(page.locator(".ops-log")).to_contain_text("snapshot at watermark")
+    expect(page.locator("#ops-resync")).to_have_count(0)
+
+
+# ---- resync
+
+
+def test_resync_of_a_row_asks_is_done_and_is_audited(visit: Visit, site: Site) -> None:
+    page = visit(user=OPERATOR)
+    wait_for_streams(page)
+    name = site.name(0, 1)
+    button = row(page, name).get_by_role("button", name="Force resync")
+    button.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text(name)
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_have_count(0)
+    expect(page.locator(".ops-toast")).to_have_count(0)
+    button.click()
+    dialog.get_by_role("button", name="Force resync").click()
+    expect(page.locator(".ops-toast")).to_contain_text("Resync done: 1 of 1 stream has", timeout=SOON_MS)
+    page.get_by_role("link", name="Resyncs").click()
+    newest = page.locator("#result_list tbody tr").first
+    expect(newest).to_contain_text(name)
+    expect(newest).to_contain_text(OPERATOR)
+    expect(newest).to_contain_text("Operations page")
+    # The outcome follows within moments.
+    wait_until(lambda: page.reload() and "Done" in newest.inner_text(), interval=0.2)
+
+
+def test_resync_of_a_selection_with_drop_says_so_before_it_happens(visit: Visit, site: Site) -> None:
+    page = visit(user=OPERATOR)
+    wait_for_streams(page)
+    selection = page.locator("#ops-resync-selected")
+    expect(selection).to_be_disabled()
+    for name in (site.name(1), site.name(2)):
+        page.get_by_label(f"Select {name}").check()
+    expect(selection).to_have_text("Force resync of 2 streams")
+    selection.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Drop what the index holds first").check()
+    dialog.get_by_role("button", name="Drop and resync").click()
+    expect(page.locator(".ops-toast")).to_contain_text("Resync done: 2 of 2 streams", timeout=SOON_MS)
+    page.goto(f"{site.base}/admin/streams/resyncrequest/")
+    newest = page.locator("#result_list tbody tr").first
+    expect(newest).to_contain_text(site.name(2))
+    expect(newest.locator('img[alt="True"]')).to_be_visible()
+    wait_for_streams(visit(user=VIEWER))
+
+
+def test_resync_that_cannot_succeed_is_reported(visit: Visit, site: Site) -> None:
+    page = visit(user=OPERATOR)
+    wait_for_streams(page)
+    # The page gives up after 25 s by its own clock, which this test moves on.
+    page.evaluate(
+        "() => { const real = performance.now.bind(performance); window.ahead = 0;"
+        " performance.now = () => real() + window.ahead; }"
+    )
+    with silent_snapshots(site, 1):
+        row(page, site.name(1)).get_by_role("button", name="Force resync").click()
+        page.get_by_role("dialog").get_by_role("button", name="Force resync").click()
+        expect(page.locator(".ops-toast")).to_contain_text("0 of 1 stream have", timeout=SOON_MS)
+        page.evaluate("window.ahead = 60000")
+        expect(page.locator(".ops-toast")).to_contain_text("only 0 of 1 stream", timeout=SOON_MS)
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.locator(".ops-toast")).to_have_count(0)
+
+
+def test_admin_action_orders_after_a_confirmation(visit: Visit, site: Site) -> None:
+    page = visit("/admin/streams/stream/", user=OPERATOR)
+    page.locator("#result_list tbody input[type=checkbox]").first.check()
+    page.get_by_label("Action:").select_option("force_resync")
+    page.get_by_role("button", name="Go").click()
+    expect(page.locator("#content")).to_contain_text("Drop what the index holds first")
+    page.get_by_role("button", name="Force resync").click()
+    expect(page.locator(".messagelist")).to_contain_text(f"Resync ordered for {site.name(0)}")
+
+
+def test_viewer_is_not_offered_a_resync_and_is_refused_one(visit: Visit, site: Site, tabs: Tabs) -> None:
+    page = visit(user=VIEWER)
+    wait_for_streams(page)
+    assert page.get_by_role("button", name=re.compile("resync")).count() == 0
+    assert page.get_by_role("checkbox").count() == 0
+    tabs.forgiven.append("403")
+    status = page.evaluate(
+        """async () => (await fetch(document.getElementById("ops").dataset.resyncUrl, {
+             method: "POST", body: '{"targets": null}',
+             headers: {"X-CSRFToken": document.querySelector("[name=csrfmiddlewaretoken]").value},
+           })).status"""
+    )
+    assert status == 403
+
+
+def test_session_that_lost_its_permission_is_told_so_by_the_dialog(
+    visit: Visit, site: Site, tabs: Tabs
+) -> None:
+    page = visit(user=OPERATOR)
+    wait_for_streams(page)
+    tabs.forgiven.append("403")
+    page.route(
+        "**/admin/streams/stream/resync/",
+        lambda route: route.fulfill(
+            status=403,
+            content_type="application/json",
+            body='{"error": "Your account may not resynchronise streams."}',
+        ),
+    )
+    row(page, site.name(0)).get_by_role("button", name="Force resync").click()
+    page.get_by_role("dialog").get_by_role("button", name="Force resync").click()
+    expect(page.locator(".ops-toast")).to_contain_text("may not resynchronise")
+
+
+def test_account_without_permissions_is_told_what_it_lacks(visit: Visit) -> None:
+    page = visit(user=BARE)
+    expect(page.locator("#content")).to_contain_text("Your account may not view streams")
+
+
+# ---- keyboard
+
+
+def test_resync_works_with_the_keyboard_alone(visit: Visit, site: Site) -> None:
+    page = visit(user=OPERATOR)
+    wait_for_streams(page)
+    row(page, site.name(0)).get_by_role("button", name="Force resync").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("dialog").get_by_role("button", name="Force resync")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".ops-toast")).to_contain_text("Resync done", timeout=SOON_MS)
+
+
+# ---- connection
+
+
+@pytest.fixture
+def own_portal(site: Site, make_portal: Callable[..., Portal]) -> Portal:
+    return make_portal(specs_of(site.engines))
+
+
+def test_lost_connection_is_shown_and_comes_back_by_itself(own_portal: Portal, tabs: Tabs) -> None:
+    tabs.forgiven += ["WebSocket connection", "Failed to load resource"]
+    page, signed_out = (tabs.open(own_portal.base, user=ADMIN) for _ in range(2))
+    wait_for_streams(page)
+    wait_for_streams(signed_out)
+    signed_out.context.clear_cookies()
+    own_portal.process.kill()
+    lost = page.locator("#ops-lost")
+    expect(lost).to_contain_text("The connection to the portal is lost", timeout=SOON_MS)
+    expect(lost).to_contain_text("last state received")
+    expect(page.locator("#ops-connection")).to_have_text("not connected")
+    own_portal.start()
+    expect(lost).to_be_hidden(timeout=30_000)
+    expect(page.locator("#ops-connection")).to_have_text("live")
+    wait_for_streams(page)
+    # A session that has ended is told apart from a connection that is lost.
+    lost = signed_out.locator("#ops-lost")
+    expect(lost).to_contain_text("You are signed out", timeout=30_000)
+    expect(lost.get_by_role("link", name="Sign in")).to_be_visible()
+    # What happened before the restart is still known.
+    page.goto(f"{own_portal.base}/admin/streams/streamstatechange/")
+    expect(page.locator("#result_list")).to_contain_text("snapshot at watermark")
+    replicas = page.locator("#result_list .field-replica").all_inner_texts()
+    assert len(set(replicas)) == 2
+
+
+# ---- empty states
+
+
+def test_index_that_is_off_says_what_to_do(make_portal: Callable[..., Portal], tabs: Tabs) -> None:
+    page = tabs.open(make_portal(None).base, user=ADMIN)
+    expect(page.locator("#ops-banners")).to_contain_text("The index is off", timeout=SOON_MS)
+    expect(page.locator("#ops-banners")).to_contain_text("--kv-events-config-file")
+    expect(page.locator("#ops-streams")).to_be_hidden()
+    expect(page.locator("#ops-instances")).to_contain_text("No instance is registered")
+    expect(page.locator("#ops-decisions")).to_contain_text("No routing decision yet")
+
+
+def test_index_without_streams_says_what_to_do(make_portal: Callable[..., Portal], tabs: Tabs) -> None:
+    page = tabs.open(make_portal([], discovery={"enabled": True}).base, user=ADMIN)
+    expect(page.locator("#ops-banners")).to_contain_text("There are no streams", timeout=SOON_MS)
+    expect(page.locator(".ops-verdict-title")).to_have_text("No stream is followed")
