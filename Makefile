@@ -4,7 +4,7 @@ PORT ?= 8888
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packages demo test test-kv lint fmt bench lock
+.PHONY: help setup packages demo screenshots test test-kv lint fmt bench lock
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -20,11 +20,14 @@ packages: setup
 demo: setup ## the portal with three simulated engines on 127.0.0.1 (PORT=8888); Ctrl-C ends it
 	@exec $(PY) -m scripts.demo --port $(PORT)
 
+screenshots: setup packages ## take the pictures in docs/screenshots: the demo, seen through Chromium
+	$(PY) -m scripts.screenshots $(ARGS)
+
 test: setup packages ## every test (ARGS=... goes to pytest)
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-kv: setup ## index, decoder, directory, query and CAR alone: no etcd, Redis or browser
-	$(PY) -m pytest -m "not needs" tests/core tests/streams tests/routing $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile -m "not needs" tests/core tests/streams tests/routing $(ARGS)
 
 lint: setup ## style, types, the rules between modules, migrations, Django's checks
 	.venv/bin/ruff check .

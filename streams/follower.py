@@ -275,9 +275,12 @@ class Follower:
             self._regressed(sequence)
         elif verdict is not Verdict.CONTAINED:
             judge = as_orphan if verdict is Verdict.REPEATED else self._is_orphan
+            ignored = served.view.ignored_removals
             for piece in _pieces(batch.events):
                 self._gated(partial(served.apply, piece, judge))
             served.view.enforce_bound()
+            if served.view.ignored_removals > ignored:
+                self.report.count("warnings:unknown_removal", served.view.ignored_removals - ignored)
 
     def _regressed(self, sequence: int) -> None:
         sentence = f"message {sequence} lies in the past of this stream: the engine counts anew"

@@ -5,7 +5,6 @@ Written by the stream's own thread; read from any.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -16,6 +15,9 @@ from streams.status import Fault, SnapshotInfo, StreamChange, StreamState
 
 NOTICE_SECONDS = 600.0
 """How long a warning about skipped events is shown after the last of them."""
+
+MAX_LAG = 366 * 86_400.0
+"""Seconds; a timestamp further off is no clock skew but nonsense, and one would spoil every mean."""
 
 
 class StreamMetrics(Protocol):
@@ -91,7 +93,7 @@ class StreamReport:
     def visible(self, batch: Batch) -> None:
         """A batch reached the view."""
         lag = self._wall() - batch.timestamp
-        if math.isfinite(lag):
+        if abs(lag) <= MAX_LAG:
             self.lag = lag
             self._metrics.observe_lag(lag)
 

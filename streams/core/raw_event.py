@@ -73,7 +73,7 @@ def _read_odd_event(raw: Any) -> RawEvent:
         raise DecodeError("an event must be a map with a text field `type`")
     if fields["type"] not in _TYPES:
         return RawEvent(type=fields["type"])
-    return msgspec.convert({key: fields[key] for key in fields if key in _FIELDS}, RawEvent)
+    return _typed({key: fields[key] for key in fields if key in _FIELDS})
 
 
 def _read_big_event(raw: Any) -> Steps[RawEvent]:
@@ -92,10 +92,18 @@ def _read_big_event(raw: Any) -> Steps[RawEvent]:
             fields[name] = yield from _read_presence(span)
         else:
             fields[name] = _read_small(spans, name)
-    tokens = fields.pop("token_ids", UNSET)
-    event = msgspec.convert(fields, RawEvent)
-    event.token_ids = tokens
+    tokens, hashes = fields.pop("token_ids", UNSET), fields.pop("block_hashes", UNSET)
+    event = _typed(fields)
+    event.token_ids, event.block_hashes = tokens, hashes
     return event
+
+
+def _typed(fields: dict[str, Any]) -> RawEvent:
+    """Fields that have been read one by one, held to the same types as a whole event.
+
+    Through the wire form once more: converting Python objects would take text for base64.
+    """
+    return _EVENT.decode(msgspec.msgpack.encode(fields))
 
 
 def _field_spans(view: memoryview) -> Steps[dict[str, memoryview]]:

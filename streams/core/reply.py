@@ -44,10 +44,12 @@ class SnapshotReply:
                 f"the snapshot has at least {self.size + size} bytes, "
                 f"max_message_bytes allows {self._max_bytes}: raise it"
             )
-        if count != FRAMES or parts[0] != b"":
+        if count != FRAMES:
             raise SnapshotMalformedError(
                 f"a reply has {count} frames, it must have {FRAMES}: empty, watermark, payload"
             )
+        if parts[0] != b"":
+            raise SnapshotMalformedError(f"a reply's first frame has {len(parts[0])} bytes, it must be empty")
         try:
             watermark = decode_sequence(parts[1])
         except DecodeError as error:

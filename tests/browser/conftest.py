@@ -71,7 +71,7 @@ def site(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
             engine.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=[*CHROMIUM_ARGS])

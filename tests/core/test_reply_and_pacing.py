@@ -34,7 +34,7 @@ def test_a_reply_of_several_parts_is_complete_with_the_end_marker() -> None:
         ([END], "snapshot_malformed", "without a snapshot"),
         ([[b"", bytes(8)]], "snapshot_malformed", "3"),
         ([[b"", b"kv-events", bytes(8), b"x"]], "snapshot_malformed", "4 frames"),
-        ([[b"x", bytes(8), b""]], "snapshot_malformed", "empty, watermark, payload"),
+        ([[b"x", bytes(8), b""]], "snapshot_malformed", "first frame has 1 bytes, it must be empty"),
         ([[b"", bytes(7), b""]], "snapshot_malformed", "7 bytes"),
         ([part(1, b"a"), part(2, b"b")], "snapshot_malformed", "two watermarks, 1 and 2"),
         ([part(1, b"a"), [b"", encode_sequence(END_SEQUENCE), b"x"]], "snapshot_malformed", "end marker"),

@@ -9,6 +9,7 @@ import pytest
 from streams.simulator import SimulatedEngine, TrafficConfig
 from streams.simulator.messages import Event
 from streams.status import StreamState
+from tests.streams.driven import Driven
 from tests.streams.harness import SIZE, Portal, copy, hash_of, remove, store, text
 from tests.streams.puppet import Puppet, synchronize
 
@@ -301,3 +302,12 @@ def test_the_block_size_of_a_tokenless_copy_is_not_looked_at(portal: Portal, pup
     portal.wait(puppet.spec, lambda status: status.host_blocks == 1, "a host copy")
     puppet.publish(2, remove(1), copy(1) | {"block_size": SIZE + 7})
     portal.wait_holds(puppet.spec, (1,), (0, 1))
+
+
+def test_removals_of_unknown_blocks_are_ignored_and_counted(driven: Driven) -> None:
+    driven.synchronize(0, store(1))
+    driven.live(1, remove(7, 8), remove(1))
+    driven.live(2, remove(1, medium="cpu"))
+    assert driven.serving
+    assert driven.holds(1) == (0, 0)
+    assert driven.follower.status().counters["warnings:unknown_removal"] == 2

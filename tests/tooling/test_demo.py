@@ -100,6 +100,8 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
 
 def synchronized(url: str) -> set[str]:
     answer = httpx.post(f"{url}/v1/internal/kv-cache/query", json={"token_ids": []})
+    if answer.status_code == 503:  # No engine has registered yet.
+        return set()
     matches = answer.raise_for_status().json()["matches"]
     return {
         match["instance_name"] for match in matches if match["synchronized"] and match["device_blocks"] > 0
