@@ -22,6 +22,8 @@ _FORMAT = (
 _ADVICE = {
     "disconnected": _UNREACHABLE,
     "connect_failed": _UNREACHABLE,
+    "resolve_failed": "Check the name in {endpoint} and the name server. The portal keeps trying.",
+    "unknown_block": _RECOVERS,
     "snapshot_timeout": _SNAPSHOT_SILENT,
     "snapshot_disconnected": _SNAPSHOT_SILENT,
     "snapshot_malformed": _FORMAT,

@@ -20,6 +20,7 @@ from streams.core.view import View
 from streams.follower import Surroundings
 from streams.index import BlockHoldings, BoardEntry, Index
 from streams.report import NullMetrics, StreamMetrics
+from streams.resolver import Resolver
 from streams.spec import Limits, StreamId, StreamSpec
 from streams.status import Fault, Match, StreamChange, StreamStatus
 from streams.subscriber import Subscriber
@@ -46,6 +47,7 @@ class Directory:
         *,
         on_change: Callable[[StreamChange], None] | None = None,
         metrics: StreamMetrics | None = None,
+        resolver: Resolver | None = None,
         seed: int | None = None,
     ) -> None:
         self.limits = limits
@@ -59,6 +61,7 @@ class Directory:
             metrics=metrics or NullMetrics(),
         )
         self._rng = random.Random(seed)
+        self._resolver = resolver or Resolver()
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
         self._lock = threading.Lock()
@@ -135,7 +138,8 @@ class Directory:
 
     def _follow(self, spec: StreamSpec) -> None:
         spec = replace(spec)  # An object of its own: the index tells owners apart by identity.
-        subscriber = Subscriber(spec, self._around, self._context, self._rng.getrandbits(64))
+        seed = self._rng.getrandbits(64)
+        subscriber = Subscriber(spec, self._around, self._context, self._resolver, seed)
         self._subscribers[spec.id] = subscriber
         self._index.admit(BoardEntry(spec, None, _STARTING))
         subscriber.start()

@@ -27,7 +27,8 @@ from streams.index import BoardEntry, Index, IndexedView
 from streams.pacing import Pacer
 from streams.rebuild import BufferOverflowError, BuildPlan, Rebuild, SequenceGapError
 from streams.report import StreamMetrics, StreamReport
-from streams.sockets import Frames, Link, cut_bytes
+from streams.resolver import is_numeric
+from streams.sockets import Frames, Link, cut_bytes, split_endpoint
 from streams.spec import Limits, StreamSpec
 from streams.status import Fault, StreamChange, StreamState, StreamStatus
 
@@ -117,7 +118,23 @@ class Follower:
             self.life.live_down(Fault("disconnected", sentence), now)
         else:
             sentence = f"{self.spec.endpoint} accepts no connection; trying again"
-            self.life.live_down(Fault("connect_failed", sentence), now)
+            fault = Fault("connect_failed", sentence)
+            if is_numeric(split_endpoint(self.spec.endpoint)[0]):
+                self.life.live_down(fault, now)
+            else:
+                self.life.unreachable(fault, now)
+        self.settle()
+
+    def live_unresolved(self, reason: str) -> None:
+        """The name in the live endpoint means no address."""
+        fault = Fault("resolve_failed", f"no address is known for {self.spec.endpoint}: {reason}")
+        self.life.unreachable(fault, self._around.clock())
+        self.settle()
+
+    def replay_unresolved(self, reason: str) -> None:
+        """The name in the replay endpoint means no address."""
+        fault = Fault("resolve_failed", f"no address is known for {self.spec.replay_endpoint}: {reason}")
+        self.life.fetch_failed(fault, self._around.clock())
         self.settle()
 
     def replay_link(self, link: Link) -> None:

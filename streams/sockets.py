@@ -3,6 +3,7 @@
 `LiveSocket` is the SUB side of the live channel, `SnapshotSocket` one request on the replay channel;
 both bring the monitor that tells when the connection is up or lost. ZeroMQ reconnects by itself, but
 not after a message over its size limit, so the subscriber makes a new live socket after every loss.
+Endpoints are numeric here: libzmq would resolve a name in the thread that moves the bytes of all sockets.
 """
 
 from __future__ import annotations
@@ -119,6 +120,17 @@ class MonitoredSocket:
         self.socket.disable_monitor()
         self.monitor.close(0)
         self.socket.close(0)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host (IPv6 without brackets) and port of `tcp://host:port`."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def join_endpoint(address: str, port: int) -> str:
+    """`tcp://address:port` for a numeric address."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def cut_bytes(max_bytes: int) -> int:

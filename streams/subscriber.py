@@ -13,11 +13,20 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import zmq
 
 from streams.follower import Follower, Surroundings
-from streams.sockets import Context, LiveSocket, MonitoredSocket, SnapshotSocket
+from streams.resolver import Resolved, Resolver, is_numeric
+from streams.sockets import (
+    Context,
+    LiveSocket,
+    MonitoredSocket,
+    SnapshotSocket,
+    join_endpoint,
+    split_endpoint,
+)
 from streams.spec import StreamSpec
 from streams.status import Fault, StreamStatus
 
@@ -34,10 +43,13 @@ CRASH_PAUSE = 1.0
 class Subscriber:
     """Follows one stream in a thread of its own. `start`, then `stop` and `join`."""
 
-    def __init__(self, spec: StreamSpec, around: Surroundings, context: Context, seed: int) -> None:
+    def __init__(
+        self, spec: StreamSpec, around: Surroundings, context: Context, resolver: Resolver, seed: int
+    ) -> None:
         self.spec = spec
         self._around = around
         self._context = context
+        self._resolver = resolver
         self._follower = Follower(spec, around, random.Random(seed))
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -48,6 +60,8 @@ class Subscriber:
         self._poller = zmq.Poller()
         self._live: LiveSocket | None = None
         self._live_number: int | None = None
+        self._peer: tuple[str, str] | None = None
+        """Host and address of the live connection, for snapshots from the same host."""
         self._snapshot: SnapshotSocket | None = None
         self._snapshot_number: int | None = None
 
@@ -68,11 +82,15 @@ class Subscriber:
 
     def resync(self, reason: str, drop: bool) -> None:
         """Order a fresh snapshot; returns at once."""
-        self._commands.append(lambda: self._follower.resync(reason, drop))
-        self._wake()
+        self._post(lambda: self._follower.resync(reason, drop))
 
     def status(self) -> StreamStatus:
         return self._follower.status()
+
+    def _post(self, command: Callable[[], None]) -> None:
+        """Have the thread do something soon."""
+        self._commands.append(command)
+        self._wake()
 
     def _wake(self) -> None:
         # Full: the thread will wake anyway. Closed: it has ended.
@@ -123,17 +141,49 @@ class Subscriber:
             self._close_live()
             self._live_number = life.live
             if life.live is not None:
-                limit = self._around.limits.max_message_bytes
-                self._live = LiveSocket(self._context, self.spec.endpoint, self.spec.topic, limit)
-                self._register(self._live)
+                self._with_address(self.spec.endpoint, partial(self._open_live, life.live))
         wanted = None if life.fetch is None or life.fetch.building else life.fetch.number
         if wanted != self._snapshot_number:
             self._close_snapshot()
             self._snapshot_number = wanted
             if wanted is not None:
-                limit = self._around.limits.max_message_bytes
-                self._snapshot = SnapshotSocket(self._context, self.spec.replay_endpoint, limit)
-                self._register(self._snapshot)
+                self._with_address(self.spec.replay_endpoint, partial(self._open_snapshot, wanted))
+
+    def _with_address(self, endpoint: str, use: Callable[[Resolved], None]) -> None:
+        """Resolve an endpoint's host, then go on: at once for an address, as a command for a name."""
+        host, _ = split_endpoint(endpoint)
+        if is_numeric(host):
+            use(Resolved((host,)))
+        elif endpoint == self.spec.replay_endpoint and self._peer is not None and self._peer[0] == host:
+            use(Resolved((self._peer[1],)))
+        else:
+            self._resolver.resolve(host, lambda found: self._post(lambda: use(found)))
+
+    def _open_live(self, number: int, found: Resolved) -> None:
+        if number != self._live_number or self._live is not None:
+            return
+        if found.error is not None:
+            self._follower.live_unresolved(found.error)
+            return
+        host, port = split_endpoint(self.spec.endpoint)
+        # Another address of the name with every attempt: the engine may listen on one of them only.
+        address = found.addresses[number % len(found.addresses)]
+        self._peer = (host, address)
+        limit = self._around.limits.max_message_bytes
+        self._live = LiveSocket(self._context, join_endpoint(address, port), self.spec.topic, limit)
+        self._register(self._live)
+
+    def _open_snapshot(self, number: int, found: Resolved) -> None:
+        if number != self._snapshot_number or self._snapshot is not None:
+            return
+        if found.error is not None:
+            self._follower.replay_unresolved(found.error)
+            return
+        _, port = split_endpoint(self.spec.replay_endpoint)
+        address = found.addresses[number % len(found.addresses)]
+        limit = self._around.limits.max_message_bytes
+        self._snapshot = SnapshotSocket(self._context, join_endpoint(address, port), limit)
+        self._register(self._snapshot)
 
     def _take_commands(self) -> None:
         try:

@@ -134,6 +134,16 @@ class Lifecycle:
         self._retry_at = now + self._rng.uniform(0.0, FIRST_RETRY)
         self._open_live()
 
+    def unreachable(self, fault: Fault, now: float) -> None:
+        """The connection has to be tried from the start: by then its name may mean another address."""
+        if self._connected or self.live is None:
+            return
+        self.error = fault
+        self.state = StreamState.CONNECTING
+        self.live = None
+        self._attempt += 1
+        self._retry_at = now + self._backoff(self._attempt)
+
     def receive(self, sequence: int) -> bool:
         """Note a message's sequence. False: it does not lie above the last one received."""
         forward = self._received is None or sequence > self._received

@@ -152,6 +152,23 @@ def test_refused_connections_show_their_reason_and_change_nothing_else() -> None
     )
 
 
+def test_an_unreachable_engine_is_tried_from_the_start_with_backoff() -> None:
+    life = fresh()
+    now, waits = 1.0, []
+    for attempt in range(1, 10):
+        assert life.live == attempt
+        life.unreachable(Fault("resolve_failed", "no such name"), now)
+        life.unreachable(Fault("resolve_failed", "no such name"), now)
+        assert (life.live, life.state) == (None, StreamState.CONNECTING)
+        due = life.next_deadline()
+        assert due is not None
+        waits.append(due - now)
+        now = due
+        life.tick(now)
+    assert waits[0] <= FIRST_RETRY
+    assert LAST_RETRY / 2 <= waits[-1] <= LAST_RETRY
+
+
 @pytest.mark.parametrize(("watermark", "accepted"), [(6, False), (7, True), (8, True)])
 def test_a_snapshot_below_what_was_received_before_it_is_of_another_life(
     watermark: int, accepted: bool

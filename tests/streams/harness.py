@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from streams.directory import Directory
+from streams.resolver import Resolver
 from streams.simulator import Truth
 from streams.simulator.messages import Event, block_removed, block_stored, host_copy
 from streams.spec import Limits, StreamSpec
@@ -67,10 +68,12 @@ def rss_bytes() -> int:
 class Portal:
     """A real `Directory` with what it reported. Streams are named by their spec."""
 
-    def __init__(self, limits: Limits | None = None, **settings: int) -> None:
+    def __init__(
+        self, limits: Limits | None = None, resolver: Resolver | None = None, **settings: int
+    ) -> None:
         self.changes: list[StreamChange] = []
         self.limits = limits or Limits(**settings)
-        self.directory = Directory(self.limits, on_change=self.changes.append, seed=7)
+        self.directory = Directory(self.limits, on_change=self.changes.append, resolver=resolver, seed=7)
         self.directory.start()
 
     def follow(self, *specs: StreamSpec) -> None:
