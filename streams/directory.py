@@ -17,19 +17,19 @@ import zmq
 
 from streams.core.errors import StreamError
 from streams.core.view import View
+from streams.faults import WAITING
 from streams.follower import Surroundings
 from streams.index import BlockHoldings, BoardEntry, Index
 from streams.report import NullMetrics, StreamMetrics
 from streams.resolver import Resolver
 from streams.spec import Limits, StreamId, StreamSpec
-from streams.status import Fault, Match, StreamChange, StreamStatus
+from streams.status import Match, StreamChange, StreamState, StreamStatus
 from streams.subscriber import Subscriber
 
 PARALLEL_DECODES = 2
 """Snapshots decoded at the same time; more would only share the same interpreter lock."""
 MAX_SOCKETS = 8192
 """ZeroMQ's default of 1,023 is used up by the 127th stream."""
-_STARTING = Fault("connecting", "the engine's live channel is not connected yet")
 
 
 class TotalBlocksError(StreamError):
@@ -141,7 +141,7 @@ class Directory:
         seed = self._rng.getrandbits(64)
         subscriber = Subscriber(spec, self._around, self._context, self._resolver, seed)
         self._subscribers[spec.id] = subscriber
-        self._index.admit(BoardEntry(spec, None, _STARTING))
+        self._index.admit(BoardEntry(spec, None, WAITING[StreamState.CONNECTING]))
         subscriber.start()
 
     def _retire(self, subscriber: Subscriber) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from streams import faults
 from streams.core.errors import DecodeError, StreamError
 from streams.core.events import AllBlocksCleared, Batch, Event
 from streams.core.interpret import Expected
@@ -28,7 +29,7 @@ from streams.pacing import Pacer
 from streams.rebuild import BufferOverflowError, BuildPlan, Rebuild, SequenceGapError
 from streams.report import StreamMetrics, StreamReport
 from streams.resolver import is_numeric
-from streams.sockets import Frames, Link, cut_bytes, split_endpoint
+from streams.sockets import Frames, Link, split_endpoint
 from streams.spec import Limits, StreamSpec
 from streams.status import Fault, StreamChange, StreamState, StreamStatus
 
@@ -40,11 +41,6 @@ OVERTAKEN = 0.25
 
 _T = TypeVar("_T")
 _Shown = tuple[StreamState, Fault | None]
-_UNEXPLAINED = Fault("unsynchronized", "no snapshot is in service")
-_WAITING = {
-    StreamState.CONNECTING: Fault("connecting", "the engine's live channel is not connected yet"),
-    StreamState.SYNCING: Fault("syncing", "the first snapshot is on its way"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +106,31 @@ class Follower:
         if link is Link.UP:
             self.life.live_up(now)
         elif link is Link.LOST:
-            cut = cut_bytes(self._around.limits.max_message_bytes)
-            sentence = (
-                f"the connection to {self.spec.endpoint} was lost; unless the engine went away, it may have "
-                f"sent a message over {cut} bytes (twice max_message_bytes)"
-            )
-            self.life.live_down(Fault("disconnected", sentence), now)
+            self.life.live_down(faults.live_lost(self.spec, self._around.limits), now)
+        elif is_numeric(split_endpoint(self.spec.endpoint)[0]):
+            self.life.live_down(faults.live_refused(self.spec), now)
         else:
-            sentence = f"{self.spec.endpoint} accepts no connection; trying again"
-            fault = Fault("connect_failed", sentence)
-            if is_numeric(split_endpoint(self.spec.endpoint)[0]):
-                self.life.live_down(fault, now)
-            else:
-                self.life.unreachable(fault, now)
+            self.life.unreachable(faults.live_refused(self.spec), now)
         self.settle()
 
     def live_unresolved(self, reason: str) -> None:
         """The name in the live endpoint means no address."""
-        fault = Fault("resolve_failed", f"no address is known for {self.spec.endpoint}: {reason}")
-        self.life.unreachable(fault, self._around.clock())
+        self.life.unreachable(faults.unresolved(self.spec.endpoint, reason), self._around.clock())
         self.settle()
 
     def replay_unresolved(self, reason: str) -> None:
         """The name in the replay endpoint means no address."""
-        fault = Fault("resolve_failed", f"no address is known for {self.spec.replay_endpoint}: {reason}")
-        self.life.fetch_failed(fault, self._around.clock())
+        self.life.fetch_failed(faults.unresolved(self.spec.replay_endpoint, reason), self._around.clock())
         self.settle()
 
     def replay_link(self, link: Link) -> None:
         """News of the snapshot request's connection."""
         if link is Link.UP or self.life.fetch is None or self.life.fetch.building:
             return
-        if link is Link.LOST:
-            cut = cut_bytes(self._around.limits.max_message_bytes)
-            what = (
-                "was lost before the snapshot was complete; unless the engine went away, the snapshot may be "
-                f"over {cut} bytes (twice max_message_bytes): raise it"
-            )
-        else:
-            what = "could not be made"
-        fault = Fault("snapshot_disconnected", f"the connection to {self.spec.replay_endpoint} {what}")
+        lost = link is Link.LOST
+        fault = (
+            faults.replay_lost(self.spec, self._around.limits) if lost else faults.replay_refused(self.spec)
+        )
         self.life.fetch_failed(fault, self._around.clock())
         self.settle()
 
@@ -285,8 +266,7 @@ class Follower:
         verdict = served.cursor.observe(sequence, self._around.clock())
         if verdict is Verdict.GAP:
             self.report.count("gaps")
-            sentence = f"message {sequence} followed {before}: {sequence - before - 1} missing"
-            self.life.fail(Fault("sequence_gap", sentence), self._around.clock())
+            self.life.fail(faults.gap(before, sequence), self._around.clock())
             self.settle()
         elif verdict is Verdict.REGRESSED:
             self._regressed(sequence)
@@ -300,8 +280,7 @@ class Follower:
                 self.report.count("warnings:unknown_removal", served.view.ignored_removals - ignored)
 
     def _regressed(self, sequence: int) -> None:
-        sentence = f"message {sequence} lies in the past of this stream: the engine counts anew"
-        self.life.fail(Fault("sequence_regressed", sentence), self._around.clock(), restarted=True)
+        self.life.fail(faults.regressed(sequence), self._around.clock(), restarted=True)
         self.settle()
 
     def _rebuild_failed(self, error: StreamError) -> None:
@@ -321,7 +300,7 @@ class Follower:
         view = self._new_view(Cursor(sequence, stale_until=now))
         if view is None:
             # Nothing of the old view is true any more, so its slot can be had.
-            self.life.fail(Fault("no_slot", "waiting for a free slot of the index"), now)
+            self.life.fail(faults.NO_SLOT, now)
             self.settle()
             return
         last = max(i for i, event in enumerate(batch.events) if isinstance(event, AllBlocksCleared))
@@ -457,7 +436,11 @@ class Follower:
         self.report.tell(*shown)
 
     def _fault(self) -> Fault | None:
-        return None if self._served else self.life.error or _WAITING.get(self.life.state, _UNEXPLAINED)
+        return (
+            None
+            if self._served
+            else self.life.error or faults.WAITING.get(self.life.state, faults.UNEXPLAINED)
+        )
 
     # Working inside the gate, and not too much of it.
 
