@@ -1,9 +1,12 @@
 """`/ws/ops/`: the live state for signed-in staff.
 
-The server sends states (`{"type": "state", "version": n, ...}`), a full one with chart series first;
-the page answers each with `{"type": "ack", "version": n}` once it has shown it, and may ask for
-everything again with `{"type": "full"}`. Whoever may not watch is turned away before the connection
-is accepted; a session that ends, or loses its permission, is cut within a minute.
+The server sends states (`{"type": "state", "version": n, ...}`): a full one with chart series first,
+then at most one a second when something changed. A client that sends `{"type": "ack", "version": n}` gets
+the next state only after it has acknowledged the last one, and then the newest: the portal's page does
+so once it has shown a state. `{"type": "full"}` asks for everything again. A client that does not read
+is dropped by the server when it leaves a ping unanswered (`kvportal.server.Times`). Whoever may not watch
+is turned away before the connection is accepted; a session that ends, or loses its permission, is cut
+within a minute.
 """
 
 from __future__ import annotations
@@ -44,12 +47,27 @@ def still_may_watch(scope: dict[str, Any]) -> bool:
     return may_watch(get_user_model().objects.filter(pk=user.pk).first())
 
 
+class Client(Subscriber):
+    """One connection. States are pushed to it until it acknowledges one; from then on it sets the pace."""
+
+    _paces = False
+
+    def acknowledge(self, version: object) -> None:
+        self._paces = True
+        super().acknowledge(version)
+
+    async def _deliver(self, text: str) -> None:
+        await super()._deliver(text)
+        if not self._paces:
+            super().acknowledge(self._in_flight)
+
+
 class OperationsConsumer(AsyncWebsocketConsumer):
-    """One open Operations page."""
+    """One open page, or another client of a person's session."""
 
     recheck_seconds = RECHECK_SECONDS
     _live: live.Live | None = None
-    _subscriber: Subscriber | None = None
+    _subscriber: Client | None = None
     _recheck: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -61,7 +79,7 @@ class OperationsConsumer(AsyncWebsocketConsumer):
         if self._live is None:
             await self.close(CLOSE_NOT_SERVING)
             return
-        self._subscriber = Subscriber(self._send_text)
+        self._subscriber = Client(self._send_text)
         self._live.subscribe(self._subscriber)
         await self._offer_full()
         self._recheck = asyncio.create_task(self._keep_checking())

@@ -25,6 +25,7 @@ class FactsReader:
         desired: Callable[[], int],
         kv_events: bool,
         static_streams: bool,
+        follows_nothing: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._snapshot = snapshot
@@ -32,6 +33,7 @@ class FactsReader:
         self._desired = desired
         self._kv_events = kv_events
         self._static_streams = static_streams
+        self._follows_nothing = follows_nothing
         self._clock = clock
         self._threads: frozenset[str] = frozenset()
         self._up_since: float | None = None
@@ -61,6 +63,7 @@ class FactsReader:
             broken=broken,
             kv_events=self._kv_events,
             static_streams=self._static_streams,
+            follows_nothing=self._follows_nothing,
             instances=roles.instances,
             default=roles.default,
             prefill=roles.prefill,

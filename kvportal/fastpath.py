@@ -39,6 +39,7 @@ ROUTES: Final = {
 PROGRESS_PREFIX: Final = "/v1/internal/routing/requests/"
 PROGRESS_SUFFIX: Final = "/progress"
 PROBES: Final = {"/livez": "livez", "/readyz": "readyz"}
+_HEADERS: Final = (b"x-internal-token", b"content-type", b"content-encoding", b"content-length", b"host")
 PROBE_METHODS: Final = ("GET", "HEAD")
 
 
@@ -142,7 +143,7 @@ def is_progress(path: str) -> bool:
 def read_head(scope: Scope, allowed: tuple[str, ...], params: dict[str, str] | None = None) -> Head:
     """The head of a request. Of a header that comes several times, all values are joined by commas,
     as Django does."""
-    found = {b"x-internal-token": b"", b"content-type": b"", b"content-length": b"", b"host": b""}
+    found = dict.fromkeys(_HEADERS, b"")
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     for key, value in headers:
         if key in found:
@@ -154,6 +155,7 @@ def read_head(scope: Scope, allowed: tuple[str, ...], params: dict[str, str] | N
         params=params or {},
         token=found[b"x-internal-token"],
         content_type=found[b"content-type"].decode("latin-1"),
+        content_encoding=found[b"content-encoding"].decode("latin-1"),
         content_length=announced_length(found[b"content-length"].decode("latin-1")),
         host=found[b"host"].decode("latin-1"),
     )

@@ -1,8 +1,8 @@
 """What stands between a request and an endpoint, the same in both shells.
 
-In this order: token (401), method (405), content type (415), announced size (413), readiness (503),
-load (503 `overloaded`); then, with the body read, its size (413) and the endpoint, whose failures become
-JSON whatever they are. An answer is never HTML and never shows a traceback.
+In this order: token (401), method (405), content type and encoding (415), announced size (413),
+readiness (503), load (503 `overloaded`); then, with the body read, its size (413) and the endpoint, whose
+failures become JSON whatever they are. An answer is never HTML and never shows a traceback.
 
 *Opened* endpoints (health, metrics) skip the token and everything about bodies.
 """
@@ -122,8 +122,10 @@ class GuardedEndpoint:
             return None
         if head.method not in head.allowed:
             return _method_not_allowed(head)
-        if head.method in BODY_METHODS and not is_json(head.content_type):
+        if head.method in BODY_METHODS and not _may_be_json(head):
             return _unsupported_media_type(head.content_type)
+        if head.content_encoding.strip().lower() not in ("", "identity"):
+            return _unsupported_encoding(head.content_encoding)
         if head.content_length is not None and head.content_length > settings.max_body_bytes:
             return body_too_large(settings.max_body_bytes)
         return None if self._gate is None else self._gate()
@@ -147,12 +149,18 @@ class Place:
         self.max_body_bytes = endpoint.guard.settings.max_body_bytes
 
     def answer(self, body: bytes) -> Response:
+        head, error = self._head, self._refuse(body)
+        if error is None:
+            return self._endpoint.answer(Request(head.method, head.path, body, head.params))
+        self._endpoint.guard.observer.observe_response(self._endpoint.name, error.status)
+        return error_response(error)
+
+    def _refuse(self, body: bytes) -> ApiError | None:
         if len(body) > self.max_body_bytes:
-            error = body_too_large(self.max_body_bytes)
-            self._endpoint.guard.observer.observe_response(self._endpoint.name, error.status)
-            return error_response(error)
-        head = self._head
-        return self._endpoint.answer(Request(head.method, head.path, body, head.params))
+            return body_too_large(self.max_body_bytes)
+        if body and self._head.method in BODY_METHODS and not self._head.content_type:
+            return _unsupported_media_type("")
+        return None
 
     def __enter__(self) -> Self:
         return self
@@ -227,6 +235,19 @@ def _method_not_allowed(head: Head) -> ApiError:
         "method_not_allowed",
         f"{head.method[:20]} is not allowed here; use {allowed}",
         headers={"Allow": allowed},
+    )
+
+
+def _may_be_json(head: Head) -> bool:
+    """A request that says neither type nor length most likely has no body; `Place` sees whether it has."""
+    return is_json(head.content_type) or not (head.content_type or head.content_length)
+
+
+def _unsupported_encoding(found: str) -> ApiError:
+    return ApiError(
+        415,
+        "unsupported_media_type",
+        f"the header Content-Encoding must be left out (or identity), found {found[:100]}",
     )
 
 

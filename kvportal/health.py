@@ -30,7 +30,9 @@ class Facts:
     kv_events: bool = True
     """The index is on."""
     static_streams: bool = False
-    """Streams are named in the configuration, not discovered."""
+    """Streams are named in the configuration, not discovered; at least one."""
+    follows_nothing: bool = False
+    """The index is on, but no stream is named, and discovery does not look for any."""
     instances: int = 0
     """All instances known, whatever their state."""
     default: int = 0
@@ -78,7 +80,8 @@ def why_not_able(facts: Facts) -> str | None:
     if facts.static_streams and not facts.instances:
         return None
     if not facts.instances:
-        return "no instance is registered"
+        nothing = "; the KV events file neither enables discovery nor names streams"
+        return "no instance is registered" + (nothing if facts.follows_nothing else "")
     have = [
         f"{count} {role}" for role, count in (("PREFILL", facts.prefill), ("DECODE", facts.decode)) if count
     ]
@@ -90,7 +93,7 @@ def why_not_able(facts: Facts) -> str | None:
 
 def why_cold(facts: Facts, warm_up: WarmUp) -> str | None:
     """What a portal that has just started still waits for; None when it is warm or has waited enough."""
-    if not facts.kv_events or facts.seconds_up >= warm_up.seconds:
+    if not facts.kv_events or facts.follows_nothing or facts.seconds_up >= warm_up.seconds:
         return None
     if not facts.desired_streams:
         return f"no stream is known yet (waiting up to {warm_up.seconds:g} s after the start)"

@@ -207,16 +207,19 @@ class History:
             self._guarded(partial(self._do, chore)) for chore in self._chores
         )
 
-    def _do(self, chore: Chore) -> None:
+    def _do(self, chore: Chore) -> bool:
         now = self._monotonic()
         if now < chore.due:
-            return
+            return False
         chore.due = now + chore.interval
         chore.run(self._clock())
+        return True
 
     def _guarded(self, work: Callable[[], object]) -> bool:
+        """Does `work`; whether the database played along. Work that returns False had nothing to ask it:
+        that says nothing about a database that failed before."""
         try:
-            work()
+            asked = work() is not False
         except Error as error:
             self._failed(error)
             return False
@@ -224,9 +227,10 @@ class History:
             # A mistake in a chore must not end the thread that all others need.
             log.exception("the history could not do part of its work")
             return True
-        if self._error is not None:
-            log.info("the database answers again")
-        self._error, self._retry_in = None, 0.0
+        if asked:
+            if self._error is not None:
+                log.info("the database answers again")
+            self._error, self._retry_in = None, 0.0
         return True
 
     def _failed(self, error: Error) -> None:
@@ -239,15 +243,20 @@ class History:
         if not connection.in_atomic_block:
             connection.close()
 
-    def _write_queued(self) -> None:
+    def _write_queued(self) -> bool:
+        """Whether anything was written."""
+        wrote = False
         while audits := self._take(self._audits):
+            wrote = True
             self._write(self._audits, audits, _write_audits)
         while changes := self._take(self._changes):
             passing = [kept for change in changes if (kept := self._flaps.admit(change)) is not None]
             with self._lock:
                 self._suppressed += len(changes) - len(passing)
             if passing:
+                wrote = True
                 self._write(self._changes, passing, lambda batch: records.write_changes(self.replica, batch))
+        return wrote
 
     def _take(self, queue: deque) -> list:
         with self._lock:

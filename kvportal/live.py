@@ -1,8 +1,9 @@
 """The live state of the portal: sampled once a second, serialised once, offered to every open page.
 
 A sampler thread observes the streams, keeps the trends and, while somebody looks, builds the state
-of the Operations page. One text serves all pages. A page gets the next state only after it has
-acknowledged the last one, and then the newest: a slow or sleeping browser costs one reference.
+of the Operations page. One text serves all pages. A page that acknowledges gets the next state only
+after it has acknowledged the last one, and then the newest: a slow or sleeping browser costs one
+reference. For clients that only read see `kvportal.consumers.Client`.
 
 Lifetime: `Live(source, ...)`, `start()`, `stop()`. Pages come and go with `subscribe` and `unsubscribe`.
 """

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Final
 
 from django.http import HttpRequest, HttpResponseBase
 from django.urls import resolve
 
-from streams.http import API_PREFIX
+API_PATH: Final = r"(?:/+)?v1(?:/|\Z)"
+"""What every path of an API begins with. A client that joins a base URL and a path carelessly sends
+several slashes; it expects JSON all the same."""
+MACHINE_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 
-MACHINE_PATHS = frozenset({API_PREFIX.rstrip("/"), "/livez", "/readyz", "/metrics"})
+_is_api_path = re.compile(API_PATH).match
 
 
 class MachinePathsMiddleware:
@@ -25,7 +30,7 @@ class MachinePathsMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         path = request.path_info
-        if not path.startswith(API_PREFIX) and path not in MACHINE_PATHS:
+        if path not in MACHINE_PATHS and not _is_api_path(path):
             return self._get_response(request)
         match = resolve(path)
         request.resolver_match = match

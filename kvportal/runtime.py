@@ -100,7 +100,8 @@ class Runtime:
             statuses=self.statuses,
             desired=self._desired_streams,
             kv_events=self.directory is not None,
-            static_streams=self.directory is not None and self.discovery is None,
+            static_streams=bool(config.kv_events and config.kv_events.streams),
+            follows_nothing=bool(config.kv_events and config.kv_events.follows_nothing),
         )
         self.readiness = Readiness(self.facts, parts.warm_up(config))
         self.guard = Guard(
@@ -159,7 +160,7 @@ class Runtime:
     # ---- life
 
     def start(self) -> None:
-        """Raises ProcessError, UnmigratedError or what a part raises; then nothing is left running."""
+        """Raises ProcessError, UnusableDatabaseError or what a part raises; then nothing is left running."""
         events = self.config.kv_events
         prepare_process(events.limits.max_streams if events else 0)
         require_migrated()

@@ -7,6 +7,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import include, path, re_path
 from django.views.generic import RedirectView
 
+from kvportal.middleware import API_PATH
 from kvportal.schema import SchemaView
 from streams.api.base import answer, not_found
 
@@ -29,7 +30,7 @@ urlpatterns = [
     path("v1/internal/", include("streams.api.urls")),
     path("v1/internal/", include("routing.api.urls")),
     path("v1/internal/schema", SchemaView.as_view()),
-    re_path(r"^v1/internal(?:/.*)?$", not_found),
+    re_path(rf"^{API_PATH}", not_found),
     path("livez", livez),
     path("readyz", readyz),
     path("metrics", metrics),

@@ -6,6 +6,8 @@ by the standard library, slowly, for the sentence that names the element. simdjs
 it goes beyond JSON's grammar in four places, which a body must keep to as well: integers fit into 64
 bits, floats are finite, strings are valid Unicode (no lone surrogates), nesting ends at 1,024 levels.
 
+`invalid_json` says that a body is no JSON at all; whatever else is wrong with it is `invalid_field`.
+
 Rules for every body: UTF-8 (a byte-order mark is skipped), one object, no key twice. An optional
 field that is null is the same as an absent one.
 
@@ -138,12 +140,12 @@ def _diagnose(body: bytes, max_tokens: int) -> ApiError:
 
 def _object_fault(document: object, keys: Sequence[str] | None) -> ApiError | None:
     if keys is None:
-        return _bad_json(f"the body must be a JSON object, found {_describe(document)}")
+        return _bad_field(f"the body must be a JSON object, found {_describe(document)}")
     duplicate = _duplicate(keys)
     if duplicate is not None:
         return _duplicate_key(duplicate)
     if len(keys) > MAX_KEYS:
-        return _bad_json(f"the body must have at most {MAX_KEYS} keys")
+        return _bad_field(f"the body must have at most {MAX_KEYS} keys")
     if TOKEN_IDS not in keys:
         return _bad_field("token_ids is missing; it must be a list of token IDs")
     return None
@@ -189,6 +191,8 @@ def _refuse_constant(name: str) -> None:
 
 def _strict_json(body: bytes) -> tuple[Any, list[str] | None]:
     """The document, and the keys of the outermost object with duplicates; None when it is no object."""
+    if not body.strip():
+        raise _bad_json("the body is empty; it must be a JSON object")
     try:
         text = body.decode("utf-8-sig")
         document = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
@@ -199,9 +203,9 @@ def _strict_json(body: bytes) -> tuple[Any, list[str] | None]:
     except UnicodeDecodeError as error:
         raise _bad_json(f"the body is not UTF-8: byte {error.start} does not fit") from None
     except ValueError:
-        raise _bad_json("the body holds a number with too many digits") from None
+        raise _bad_field("the body holds a number with too many digits") from None
     except RecursionError:
-        raise _bad_json("the body is nested too deeply") from None
+        raise _bad_field("the body is nested too deeply") from None
     return document, document.keys_as_sent if isinstance(document, _Pairs) else None
 
 
@@ -217,7 +221,7 @@ def read_object(
         raise body_too_large(max_bytes)
     document, keys = _strict_json(body)
     if keys is None:
-        raise _bad_json(f"the body must be a JSON object, found {_describe(document)}")
+        raise _bad_field(f"the body must be a JSON object, found {_describe(document)}")
     duplicate = _duplicate(keys)
     if duplicate is not None:
         raise _duplicate_key(duplicate)
@@ -280,7 +284,7 @@ def _too_many_tokens(limit: int) -> ApiError:
 
 
 def _beyond_json() -> ApiError:
-    return _bad_json(
+    return _bad_field(
         "the body holds what is not read here: an integer of more than 64 bits, a float that is not "
         "finite, a lone surrogate in a string, or more than 1024 levels of nesting"
     )
@@ -295,7 +299,7 @@ def _bad_field(message: str) -> ApiError:
 
 
 def _duplicate_key(key: str) -> ApiError:
-    return _bad_json(f"the key {_shorten(key)} appears twice in the body")
+    return _bad_field(f"the key {_shorten(key)} appears twice in the body")
 
 
 def _is_unicode(text: str) -> bool:

@@ -110,22 +110,31 @@ def resync_endpoint(
 ) -> Endpoint:
     """`{"instance_name"?, "dp_rank"?, "drop"?}` -> 202 `{"streams": n}`; 404 when none matches.
 
-    Without a name or a rank it means every stream, so a key that it does not know is refused: a typing
-    error must not resynchronise everything. `order` passes the order on, leaves the audit, and returns
-    the number of streams it concerns here; it must not wait for anything.
+    Without a name or a rank, or without any body, it means every stream, so a key that it does not know
+    is refused: a typing error must not resynchronise everything. `order` passes the order on, leaves the
+    audit, and returns the number of streams it concerns here; it must not wait for anything.
     """
 
     def resync(request: Request) -> Response:
-        fields = read_object(request.body, known=("instance_name", "dp_rank", "drop"))
+        fields = read_object(request.body or b"{}", known=("instance_name", "dp_rank", "drop"))
         target = ResyncTarget(
             text_field(fields, "instance_name", max_length=MAX_NAME_LENGTH), int_field(fields, "dp_rank")
         )
         drop = flag_field(fields, "drop")
         if not matching((target,), (status.spec.id for status in statuses())):
-            raise ApiError(404, "not_found", f"no stream matches {target}; see GET /v1/internal/streams")
+            raise ApiError(404, "not_found", _no_stream(target))
         placed = ResyncOrder(
             actor=request.actor, source=ResyncSource.API, at=clock(), targets=(target,), drop=drop
         )
         return json_response({"streams": order(placed)}, 202)
 
     return resync
+
+
+def _no_stream(target: ResyncTarget) -> str:
+    """That none matches, in a sentence that says where to look."""
+    if target.instance_name is not None:
+        return f"no stream matches {target}; see GET /v1/internal/streams"
+    if target.dp_rank is not None:
+        return f"no instance has a stream of rank {target.dp_rank}; see GET /v1/internal/streams"
+    return "no stream is followed, so there is nothing to resynchronise; see GET /v1/internal/instances"

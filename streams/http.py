@@ -23,7 +23,7 @@ import orjson
 API_PREFIX = "/v1/internal/"
 """Everything below this path speaks JSON only, success and failure alike."""
 NOT_FOUND = "not_found"
-"""Name of the endpoint that answers for paths that do not exist below `API_PREFIX`."""
+"""Name of the endpoint that answers, in JSON as well, for paths below `/v1/` that do not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Head:
     token: bytes = b""
     """The header `X-Internal-Token` as it came; empty when there was none."""
     content_type: str = ""
+    content_encoding: str = ""
     content_length: int | None = None
     """None when the client did not announce it, or not as a number. See `announced_length`."""
     host: str = ""

@@ -79,9 +79,15 @@ OPTIONS = (
     Option(
         "internal_api_token",
         text_of(secret=True),
-        "token that /v1/internal/ asks for; prefer the variable or a file: command lines can be read",
+        "token that /v1/internal/ asks for; valid beside those of the file; prefer the variable or a file: "
+        "command lines can be read",
     ),
-    Option("internal_api_token_file", text_of(), "file with one token a line; each of them is valid"),
+    Option(
+        "internal_api_token_file",
+        text_of(),
+        "file with one token a line (# begins a comment line), read at start; each of them is valid, and so "
+        "is that of --internal-api-token",
+    ),
     Option(
         "allow_anonymous_api",
         boolean(),
@@ -110,7 +116,13 @@ OPTIONS = (
     Option(
         "request_expiry_seconds", number(0, 86_400 * 7, above=True), "life of an open request", flag=False
     ),
-    Option("history_retention_days", DAYS, "age limit of history rows", flag=False),
+    Option("history_retention_days", DAYS, "age limit of state changes", flag=False),
+    Option("history_retention_rows", integer(1, 2**40), "most state changes kept", flag=False),
+    Option("audit_retention_days", DAYS, "age limit of resync orders", flag=False),
+    Option("audit_retention_rows", integer(1, 2**40), "most resync orders kept", flag=False),
+    Option(
+        "replica_retention_hours", number(0, 24 * 366, above=True), "how long gone replicas show", flag=False
+    ),
     Option("decision_retention_days", DAYS, "age limit of decisions", flag=False),
     Option("decision_retention_rows", integer(1, 2**40), "most decisions kept", flag=False),
     Option("decision_explain_share", SHARE, "share of decisions explained in full", flag=False),

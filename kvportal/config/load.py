@@ -45,9 +45,12 @@ def build_config(flag_texts: Mapping[str, str], environ: Mapping[str, str], faul
         notices.append(f"{source.where('block_size')} is ignored: the KV events file decides the block size.")
     del values["block_size"]
     path = values.pop("kv_events_config_file")
-    values["kv_events"] = (
-        read_events_file(path, source.named("kv_events_config_file"), faults) if path else None
-    )
+    events = read_events_file(path, source.named("kv_events_config_file"), faults) if path else None
+    values["kv_events"] = events
+    if events is not None and events.follows_nothing:
+        notices.append(
+            f"NOTHING IS FOLLOWED: the KV events file {path} neither enables discovery nor names streams."
+        )
     values["etcd_addrs"] = values.pop("etcd_addr")
     values["etcd_namespace"] = values["etcd_namespace"].strip("/")
     before = len(faults)
@@ -118,6 +121,7 @@ def _tokens(values: dict[str, Any], source: _Source, notices: list[str]) -> tupl
 
 
 def _token_file(path: str, where: str, faults: Faults, notices: list[str]) -> list[str]:
+    """The tokens of a file, one a line; empty lines and lines that begin with `#` do not count."""
     allowed = "a readable file with one token a line"
     try:
         with Path(path).open("rb") as file:
@@ -132,17 +136,14 @@ def _token_file(path: str, where: str, faults: Faults, notices: list[str]) -> li
     if len(data) > _MAX_TOKEN_FILE_BYTES:
         faults.note(where, f"{show(path)}, a file over {_MAX_TOKEN_FILE_BYTES:,} bytes", allowed)
         return []
-    lines = data.decode("ascii", "replace").splitlines()
-    tokens = []
-    for number, line in enumerate(lines, start=1):
-        token = line.strip()
-        if token and not _TOKEN.fullmatch(token):
+    lines = [line.strip() for line in data.decode("ascii", "replace").splitlines()]
+    given = [(number, line) for number, line in enumerate(lines, start=1) if line and line[0] != "#"]
+    for number, token in given:
+        if not _TOKEN.fullmatch(token):
             faults.note(f"{path}: line {number}", "other characters (not shown)", _HEADER_SAFE)
-        elif token:
-            tokens.append(token)
-    if not any(line.strip() for line in lines):
+    if not given:
         faults.note(where, f"{show(path)} without a token", allowed)
-    return tokens
+    return [token for _, token in given]
 
 
 def _check_exposure(values: Mapping[str, Any], source: _Source, notices: list[str]) -> None:
@@ -171,12 +172,14 @@ def _read_etcd_secrets(values: dict[str, Any], source: _Source) -> None:
         missing, other = ("etcd_key", "etcd_cert") if values["etcd_cert"] else ("etcd_cert", "etcd_key")
         found = f"nothing, while {source.named(other)} is set"
         source.faults.note(source.named(missing), found, "both of them or neither")
+    usable = True
     for name in ("etcd_ca", "etcd_cert", "etcd_key"):
         path = values[name]
         if path and not (Path(path).is_file() and os.access(path, os.R_OK)):
             source.faults.note(source.named(name), show(path), "a readable file")
-            return
-    _load_certificates(values, source)
+            usable = False
+    if usable:
+        _load_certificates(values, source)
 
 
 def _load_certificates(values: Mapping[str, Any], source: _Source) -> None:

@@ -18,6 +18,11 @@ class KvEventsConfig:
     discovery: DiscoverySettings | None = None
     """None when the file has no such section."""
 
+    @property
+    def follows_nothing(self) -> bool:
+        """Neither does discovery look for streams, nor is one named."""
+        return not self.streams and not (self.discovery and self.discovery.enabled)
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -78,7 +83,15 @@ class Config:
     request_expiry_seconds: float = 600.0
     """A routed request that nobody reports on any more is undone after this time."""
     history_retention_days: float = 30.0
-    """Age at which state changes and resync rows are deleted."""
+    """Age at which state changes are deleted, and streams that nobody follows any more leave the list."""
+    history_retention_rows: int = 200_000
+    """Most state changes kept."""
+    audit_retention_days: float = 365.0
+    """Age at which resync orders and their outcomes are deleted."""
+    audit_retention_rows: int = 20_000
+    """Most resync orders kept."""
+    replica_retention_hours: float = 24.0
+    """How long a replica that stopped writing is still shown, as gone."""
     decision_retention_days: float = 7.0
     """Age at which decisions are deleted from the database."""
     decision_retention_rows: int = 200_000

@@ -103,11 +103,11 @@ def text_of(allowed: str = "any text", *, secret: bool = False) -> Kind[str]:
 
 
 def names(allowed: str, accept: Callable[[str], bool] = bool) -> Kind[tuple[str, ...]]:
-    """Comma-separated texts, each of which `accept` takes; empty entries are dropped."""
+    """Comma-separated texts, at least one, none of them empty, each of which `accept` takes."""
 
     def parse(text: str) -> tuple[str, ...]:
-        entries = tuple(entry.strip() for entry in text.split(",") if entry.strip())
-        if not all(accept(entry) for entry in entries):
+        entries = tuple(entry.strip() for entry in text.split(","))
+        if not all(entry and accept(entry) for entry in entries):
             raise ValueError
         return entries
 

@@ -28,8 +28,8 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long each step of an orderly stop may take, in seconds. Together with the runtime's own
-    stop they stay below `STOP_SECONDS`."""
+    """How long a server waits for what, in seconds. The steps of an orderly stop, together with the
+    runtime's own stop, stay below `STOP_SECONDS`."""
 
     drain: float = 0.0
     """Between the request to stop and closing the port."""
@@ -39,6 +39,11 @@ class Times:
     """For the other side to confirm that a WebSocket closes."""
     tasks: float = 0.5
     """For tasks that were cancelled."""
+    ping_interval: float = 20.0
+    """From a WebSocket's answer to a ping (at first: from its opening) to the next ping."""
+    ping_timeout: float = 20.0
+    """For the answer; then the connection is reset. What is sent to a client that does not read is kept
+    until then. Other messages of the client do not count: only one that reads sees the ping."""
 
 
 STOP_SECONDS = 4.6

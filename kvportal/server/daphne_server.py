@@ -9,6 +9,8 @@ What is different from Daphne's own `Server`:
   tens of milliseconds at thousands of requests per second, and answers a failed request only then.
 * A request body is kept in memory up to a limit, and no further. Daphne writes it to a temporary
   file, without a limit, and hands it over in pieces of 8 KiB.
+* A WebSocket whose client does not answer a ping is reset even if it sends messages all the time. Daphne
+  pings only those that are silent, so what is sent to a client that never reads would pile up.
 * After the loop has ended, leftover tasks, the default executor and the loop itself are closed;
   Python 3.11 may crash at exit otherwise.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -55,7 +58,7 @@ def run_daphne(
     `attach` is called with the event loop as soon as it runs, `on_drain` when the stop begins,
     `detach` while the loop still runs and everything else has ended.
     """
-    server = _Server(application, max_body_bytes)
+    server = _Server(application, max_body_bytes, times)
     loop: asyncio.AbstractEventLoop = reactor._asyncioEventloop
     ending: list[asyncio.Task[None]] = []
 
@@ -81,22 +84,29 @@ def run_daphne(
 
 
 class _Server(Server):
-    def __init__(self, application: Application, max_body_bytes: int) -> None:
+    def __init__(self, application: Application, max_body_bytes: int, times: Times) -> None:
         super().__init__(
             application,
             endpoints=["adopted"],
             signal_handlers=False,
             request_buffer_size=max_body_bytes + 2,  # one piece: a body is at most one byte over the limit
             websocket_timeout=NO_TIMEOUT,
+            ping_interval=math.inf,  # not Daphne's own: see `adopt`
             server_name="",
         )
         self.endpoints: list[str] = []  # nothing for `run` to open: see `adopt`
         self.max_body_bytes = max_body_bytes
+        self.times = times
         self.stopping = False
         self._port: Any = None  # an IListeningPort, once adopted
 
     def adopt(self, listener: socket.socket) -> None:
         """Accepts connections on a socket that listens already; Twisted works on a duplicate of it."""
+        self.ws_factory.setProtocolOptions(
+            autoPingInterval=self.times.ping_interval,
+            autoPingTimeout=self.times.ping_timeout,
+            autoPingRestartOnAnyTraffic=False,
+        )
         self._port = reactor.adoptStreamPort(listener.fileno(), listener.family, _HTTPFactory(self))
         listener.close()
 

@@ -7,7 +7,7 @@ import contextlib
 from django.conf import settings
 
 from kvportal.config.model import Config
-from kvportal.database import UnmigratedError
+from kvportal.database import UnusableDatabaseError
 from kvportal.process import ProcessError
 from kvportal.server import STOP_SECONDS, Output, Times
 from kvportal.server.listening import ListenError, listen, listening_url
@@ -37,7 +37,7 @@ def serve(config: Config, output: Output) -> None:
             runtime = Runtime(config, allowed_hosts=tuple(settings.ALLOWED_HOSTS))
             try:
                 runtime.start()
-            except (ProcessError, UnmigratedError) as error:
+            except (ProcessError, UnusableDatabaseError) as error:
                 raise ServeError(str(error)) from error
             try:
                 application.host(runtime)

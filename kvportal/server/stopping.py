@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks for an orderly stop, a second Ctrl-C ends the process at once.
+"""SIGTERM, SIGHUP and Ctrl-C: the first asks for an orderly stop, a second Ctrl-C ends the process at once.
 
 Signal handlers of our own, in place of the servers' and Python's, hold for the whole life of the
 process: while it starts, serves and stops. A watchdog bounds the orderly stop, because a thread that
@@ -18,7 +18,7 @@ from typing import Any, Self
 
 log = logging.getLogger(__name__)
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class StopRequest:
@@ -32,7 +32,10 @@ class StopRequest:
         self._watchdog: threading.Timer | None = None
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        for number in SIGNALS:
+            # Who starts a process with nohup wants it to outlive the terminal.
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

@@ -36,6 +36,13 @@ def run_uvicorn(
 ) -> None:
     """Serves until `stop` is requested; `application` is told of the loop by the lifespan protocol."""
     import uvicorn
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    class WebSocket(WebSocketsSansIOProtocol):
+        def keepalive_timeout(self) -> None:
+            """A close frame would wait behind what the client does not read, and the connection with it."""
+            super().keepalive_timeout()
+            self.transport.abort()
 
     class PortalServer(uvicorn.Server):
         @contextlib.contextmanager
@@ -56,6 +63,9 @@ def run_uvicorn(
         log_level="warning",
         access_log=False,
         server_header=False,
+        ws=WebSocket,
+        ws_ping_interval=times.ping_interval,
+        ws_ping_timeout=times.ping_timeout,
         timeout_graceful_shutdown=math.ceil(times.in_flight),
     )
     PortalServer(config).run(sockets=[listener])

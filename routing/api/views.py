@@ -21,7 +21,7 @@ class SelectView(EndpointView):
         operation_id="select",
         summary="Which instances should serve a prompt",
         request=serializers.SelectRequestSerializer,
-        responses={200: serializers.SelectAnswerSerializer, **failures(400, 409, 413, 415, 503)},
+        responses={200: serializers.SelectAnswerSerializer, **failures(408, 409)},
         tags=["routing"],
     )
     def post(self, request: HttpRequest) -> HttpResponse:
@@ -36,7 +36,7 @@ class ProgressView(EndpointView):
         operation_id="report_progress",
         summary="What became of a routed request",
         request=serializers.ProgressRequestSerializer,
-        responses={**DONE, **failures(400, 404, 413, 415)},
+        responses={**DONE, **failures(404, 408)},
         tags=["routing"],
     )
     def post(self, request: HttpRequest, request_id: str) -> HttpResponse:
@@ -51,7 +51,7 @@ class HeartbeatView(EndpointView):
         operation_id="heartbeat",
         summary="An instance lives, and this is its load",
         request=serializers.HeartbeatRequestSerializer,
-        responses={**DONE, **failures(400, 404, 409, 413, 415)},
+        responses={**DONE, **failures(404, 408, 409)},
         tags=["instances"],
     )
     def post(self, request: HttpRequest) -> HttpResponse:
@@ -80,7 +80,7 @@ class InstanceView(EndpointView):
         operation_id="register_instance",
         summary="Register an instance",
         request=serializers.RegistrationRequestSerializer,
-        responses={**DONE, **failures(400, 409, 413, 415)},
+        responses={**DONE, **failures(409)},
         tags=["instances"],
     )
     def put(self, request: HttpRequest, name: str) -> HttpResponse:
@@ -91,7 +91,7 @@ class InstanceView(EndpointView):
         operation_id="deregister_instance",
         summary="Take an instance out",
         request=serializers.DeletionRequestSerializer,
-        responses={**DONE, **failures(400, 404, 409, 413)},
+        responses={**DONE, **failures(404, 409)},
         tags=["instances"],
     )
     def delete(self, request: HttpRequest, name: str) -> HttpResponse:

@@ -49,7 +49,7 @@ class EndpointView(APIView):
 
 @csrf_exempt
 def not_found(request: HttpRequest) -> HttpResponse:
-    """For every path below the API's prefix that nothing else answers."""
+    """For every path of the API that nothing else answers."""
     return answer(request, NOT_FOUND, allowed=())
 
 
@@ -62,6 +62,7 @@ def _head(request: HttpRequest, allowed: tuple[str, ...], params: Mapping[str, s
         params=params,
         token=meta.get("HTTP_X_INTERNAL_TOKEN", "").encode("latin-1", "replace"),
         content_type=meta.get("CONTENT_TYPE", ""),
+        content_encoding=meta.get("HTTP_CONTENT_ENCODING", ""),
         content_length=announced_length(meta.get("CONTENT_LENGTH") or ""),
         host=meta.get("HTTP_HOST", ""),
     )
@@ -69,6 +70,9 @@ def _head(request: HttpRequest, allowed: tuple[str, ...], params: Mapping[str, s
 
 def _http_response(response: Response, body: bytes) -> HttpResponse:
     answered = HttpResponse(body, status=response.status, content_type=response.content_type)
+    # Django would log a line for each answer from 400 on: a gateway with a wrong token could fill a disk
+    # with them. They are counted in the metrics, and what failed unexpectedly was logged by the guard.
+    answered._has_been_logged = True  # type: ignore[attr-defined]
     if not response.body:
         del answered["Content-Type"]
     if response.status != 204:

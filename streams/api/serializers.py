@@ -24,18 +24,27 @@ class ErrorSerializer(serializers.Serializer):
     error = ErrorDetailSerializer()
 
 
+EVERYWHERE = (400, 401, 405, 413, 415, 503)
+"""Failures that the guard may answer with before any endpoint sees the request."""
+
+
 def failures(*statuses: int) -> dict[int, Any]:
-    """The failures of an endpoint beyond those that all of them share, as `responses` takes them."""
+    """All failures of an endpoint, as `responses` takes them: those that every endpoint has, and its own."""
     every = {
-        400: "The body is no valid JSON, or a field is not what it must be; the message names it.",
+        400: "The body is no valid JSON, or a field is not what it must be; the message names it. While no "
+        "token is set, also a `Host` header that names no server of this portal.",
         401: "`X-Internal-Token` is missing or not valid.",
         404: "There is no such thing.",
+        405: "The path has other methods; `Allow` lists them.",
+        408: "The body did not arrive in time.",
         409: "It conflicts with what the portal knows.",
         413: "The body or the list of token IDs is too long.",
-        415: "The body is not declared as JSON.",
+        415: "The body is not declared as JSON, or is compressed.",
         503: "Not ready, the index is off, no candidates, or too many requests at once; `code` says which.",
     }
-    return {status: OpenApiResponse(ErrorSerializer, every[status]) for status in (401, *statuses)}
+    return {
+        status: OpenApiResponse(ErrorSerializer, every[status]) for status in sorted({*EVERYWHERE, *statuses})
+    }
 
 
 def token_ids() -> serializers.Field:

@@ -19,7 +19,7 @@ class QueryView(EndpointView):
         operation_id="query",
         summary="How much of a prompt each stream holds",
         request=serializers.QueryRequestSerializer,
-        responses={200: serializers.QueryAnswerSerializer, **failures(400, 413, 415, 503)},
+        responses={200: serializers.QueryAnswerSerializer, **failures(408)},
         tags=["streams"],
     )
     def post(self, request: HttpRequest) -> HttpResponse:
@@ -49,7 +49,7 @@ class ResyncView(EndpointView):
         operation_id="resync",
         summary="Fetch new snapshots",
         request=serializers.ResyncRequestSerializer,
-        responses={202: serializers.ResyncAnswerSerializer, **failures(400, 404, 413, 415, 503)},
+        responses={202: serializers.ResyncAnswerSerializer, **failures(404)},
         tags=["streams"],
     )
     def post(self, request: HttpRequest) -> HttpResponse:

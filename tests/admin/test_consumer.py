@@ -77,14 +77,34 @@ async def test_anonymous_is_turned_away(portal: Live) -> None:
     assert not accepted
 
 
-async def test_next_state_comes_after_the_acknowledgement(portal: Live, source: FakeSource) -> None:
+async def test_client_that_only_reads_gets_every_change(portal: Live, source: FakeSource) -> None:
+    client, _, _ = await connect(await person())
+    versions = [json.loads(await client.receive_from())["version"]]
+    for statuses in ((lost(),), (status(),), (lost(),)):
+        source.now_statuses = statuses
+        portal.sample()
+        state = json.loads(await client.receive_from())
+        assert state["streams"][0]["state"] == statuses[0].state
+        versions.append(state["version"])
+    assert versions == sorted(set(versions))
+    await client.disconnect()
+
+
+async def test_client_that_acknowledges_gets_the_next_state_only_then(
+    portal: Live, source: FakeSource
+) -> None:
     page, _, _ = await connect(await person())
-    first = json.loads(await page.receive_from())
-    source.now_statuses = (lost(),)
-    portal.sample()
+    await page.receive_from()
+    await page.send_to(json.dumps({"type": "ack", "version": 0}))
+    await page.send_to(json.dumps({"type": "full"}))
+    shown = json.loads(await page.receive_from())
+    for statuses in ((lost(),), (status(),), (lost(),)):
+        source.now_statuses = statuses
+        portal.sample()
     assert await page.receive_nothing()
-    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    await page.send_to(json.dumps({"type": "ack", "version": shown["version"]}))
     assert json.loads(await page.receive_from())["streams"][0]["state"] == "unsynchronized"
+    assert await page.receive_nothing()
     await page.disconnect()
 
 

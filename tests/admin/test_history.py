@@ -10,7 +10,8 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from kvportal import history as history_module
-from kvportal import records
+from kvportal import parts, records
+from kvportal.config import load_config
 from kvportal.history import FlapFilter, History
 from kvportal.models import Replica
 from kvportal.records import ReplicaView, Retention
@@ -318,8 +319,49 @@ def test_history_is_bounded_in_age_and_number() -> None:
     assert records.prune(Retention(change_days=7, resync_rows=2), NOW) == 0
 
 
+def test_retention_is_what_the_variables_say() -> None:
+    variables = {
+        "KVPORTAL_HISTORY_RETENTION_DAYS": "0.5",
+        "KVPORTAL_HISTORY_RETENTION_ROWS": "1000",
+        "KVPORTAL_AUDIT_RETENTION_DAYS": "90",
+        "KVPORTAL_AUDIT_RETENTION_ROWS": "500",
+        "KVPORTAL_REPLICA_RETENTION_HOURS": "2",
+        "KVPORTAL_DECISION_RETENTION_DAYS": "1",
+        "KVPORTAL_DECISION_RETENTION_ROWS": "7",
+    }
+    config = load_config([], variables)
+    assert parts.history_retention(config) == Retention(0.5, 1000, 90.0, 500, 0.5, 2.0)
+    assert (parts.decision_retention(config).days, parts.decision_retention(config).rows) == (1.0, 7)
+
+
 @pytest.mark.django_db
 def test_pruning_an_order_takes_its_outcomes_along() -> None:
     records.write_outcome(outcome(order(NOW - 400 * DAY)))
     records.prune(Retention(), NOW)
     assert not ResyncResult.objects.exists()
+
+
+@pytest.mark.django_db
+def test_a_database_answers_again_only_once_it_was_asked(caplog: pytest.LogCaptureFixture) -> None:
+    clock, failing = Clock(), [True]
+
+    def chore(_now: float) -> None:
+        if failing[0]:
+            raise OperationalError("file is not a database")
+
+    history = History("here", clock=clock, monotonic=clock)
+    history.add_chore("replica", 3.0, chore)
+    with caplog.at_level("INFO", "kvportal.history"):
+        history.step()
+        for _ in range(5):
+            clock.now += 0.5
+            history.step()
+        clock.now += 1.0
+        history.step()
+        assert history.health().error is not None
+        assert "answers again" not in caplog.text
+        failing[0] = False
+        clock.now += 3.0
+        history.step()
+    assert history.health().error is None
+    assert caplog.text.count("answers again") == 1

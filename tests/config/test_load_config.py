@@ -129,6 +129,10 @@ WRONG = [
     ("allow_anonymous_api", "maybe", "true or false"),
     ("instance_source", "zookeeper", "embedded or etcd"),
     ("etcd_addr", "localhost", "host:port of each etcd member"),
+    ("etcd_addr", ",", "host:port of each etcd member"),
+    ("etcd_addr", "a:1,,b:2", "host:port of each etcd member"),
+    ("etcd_addr", "a:1,", "host:port of each etcd member"),
+    ("etcd_addr", " ,a:1", "host:port of each etcd member"),
     ("etcd_addr", "a:2379,b", "host:port of each etcd member"),
     ("etcd_addr", "a:0", "host:port of each etcd member"),
     ("etcd_addr", "::1:2379", "host:port of each etcd member"),
@@ -147,6 +151,28 @@ def test_a_wrong_value_is_named_by_flag_or_variable(name, text, allowed):
         [fault] = faults_of(*given)
         assert fault.startswith(f"{where}: found {text!r}; allowed: ")
         assert allowed in fault
+
+
+@pytest.mark.parametrize("text", ["", " "])
+@pytest.mark.parametrize("source", ["embedded", "etcd"])
+def test_a_flag_cannot_take_all_etcd_members_away(source, text):
+    [fault] = faults_of([f"--instance-source={source}", "--etcd-addr", text])
+    assert fault.startswith(f"--etcd-addr: found {text!r}; allowed: host:port of each etcd member")
+
+
+# An empty flag says "none" where there is such a thing.
+MAY_BE_EMPTY = {
+    "kv_events_config_file", "internal_api_token", "internal_api_token_file", "block_size", "etcd_namespace",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("option", FLAGS, ids=lambda option: option.name)
+def test_an_empty_flag_is_a_fault_unless_it_means_none(option):
+    if option.name in MAY_BE_EMPTY:
+        load_config([option.spelling, ""], {})
+    else:
+        [fault] = faults_of([option.spelling, ""])
+        assert fault == f"{option.spelling}: found ''; allowed: {option.kind.allowed}"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +266,22 @@ class TestTokens:
         environ = {"KVPORTAL_INTERNAL_API_TOKEN_FILE": str(path), "KVPORTAL_INTERNAL_API_TOKEN": "a"}
         assert load_config([], environ).internal_api_tokens == ("a", "b")
 
-    @pytest.mark.parametrize("content", ["", "\n \n"])
+    def test_lines_of_a_file_that_begin_with_a_hash_are_comments(self, tmp_path):
+        path = tmp_path / "tokens"
+        path.write_text("# since May: two words, umlaut \u00e4\nnew\n  #old\nwith#hash\n")
+        assert load_config([f"--internal-api-token-file={path}"], {}).internal_api_tokens == (
+            "new",
+            "with#hash",
+        )
+
+    def test_the_help_tells_how_tokens_are_read_and_which_are_valid(self):
+        told = {option.name: option.help for option in OPTIONS}
+        assert "read at start" in told["internal_api_token_file"]
+        assert "--internal-api-token" in told["internal_api_token_file"]
+        assert "# begins a comment line" in told["internal_api_token_file"]
+        assert "valid beside those of the file" in told["internal_api_token"]
+
+    @pytest.mark.parametrize("content", ["", "\n \n", "# none yet\n#\n"])
     def test_a_file_without_a_token_does_not_open_the_api(self, tmp_path, content):
         path = tmp_path / "tokens"
         path.write_text(content)
@@ -370,6 +411,30 @@ def test_certificates_that_tls_cannot_use_are_faults(tmp_path):
     )
 
 
+def test_every_file_for_etcd_that_cannot_be_read_is_a_fault_of_its_own(tmp_path):
+    environ = {
+        "KVPORTAL_ETCD_CA": str(tmp_path),
+        "KVPORTAL_ETCD_CERT": str(tmp_path / "none.pem"),
+        "KVPORTAL_ETCD_KEY": str(tmp_path / "none.key"),
+    }
+    faults = faults_of(["--instance-source=etcd"], environ)
+    assert faults == [f"{name}: found {path!r}; allowed: a readable file" for name, path in environ.items()]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END"])
+@pytest.mark.parametrize("damaged", ["etcd_ca", "etcd_cert", "etcd_key"])
+def test_a_file_for_etcd_that_is_no_pem_file_is_a_fault(tmp_path, damaged, content):
+    certificate, key = pem_files(tmp_path, "a")
+    paths = {"etcd_ca": certificate, "etcd_cert": certificate, "etcd_key": key}
+    bad = tmp_path / "bad.pem"
+    bad.write_bytes(content)
+    environ = {f"KVPORTAL_{name.upper()}": path for name, path in (paths | {damaged: str(bad)}).items()}
+    [fault] = faults_of(["--instance-source=etcd"], environ)
+    named = "KVPORTAL_ETCD_CA" if damaged == "etcd_ca" else "KVPORTAL_ETCD_CERT"
+    assert fault.startswith(f"{named}: found ")
+    assert str(bad) in fault
+
+
 def test_certificate_and_key_belong_together(tmp_path):
     path, key = pem_files(tmp_path, "a")
     [fault] = faults_of((), {"KVPORTAL_ETCD_CERT": str(path)})
@@ -403,6 +468,18 @@ def test_the_events_file_becomes_part_of_the_configuration(tmp_path):
     assert config.kv_events.discovery is not None
     assert config.kv_events.discovery.enabled
     assert config.kv_events.limits.max_streams == 3
+
+
+@pytest.mark.parametrize(
+    "document", [{}, {"streams": []}, {"discovery": {}}, {"discovery": {"enabled": False}}]
+)
+def test_an_events_file_that_follows_nothing_is_said(tmp_path, document):
+    path = tmp_path / "kv.json"
+    path.write_text(json.dumps(document))
+    config = load_config([f"--kv-events-config-file={path}"], {"KVPORTAL_INTERNAL_API_TOKEN": "t"})
+    assert config.notices == (
+        f"NOTHING IS FOLLOWED: the KV events file {path} neither enables discovery nor names streams.",
+    )
 
 
 def test_a_configuration_cannot_be_changed():

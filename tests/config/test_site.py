@@ -102,6 +102,8 @@ def test_postgresql_is_taken_from_its_url(tmp_path):
         ("KVPORTAL_REDIS_URL", "http://:s3cret@h"),
         ("KVPORTAL_SECRET_KEY", "s3cret"),
         ("KVPORTAL_ALLOWED_HOSTS", "https://portal.example"),
+        ("KVPORTAL_ALLOWED_HOSTS", "a.example,,b.example"),
+        ("KVPORTAL_ALLOWED_HOSTS", ","),
         ("KVPORTAL_CSRF_TRUSTED_ORIGINS", "portal.example"),
         ("KVPORTAL_HTTPS", "maybe"),
         ("KVPORTAL_HSTS_SECONDS", "-1"),
@@ -195,7 +197,7 @@ def test_every_variable_of_the_example_is_known_and_valid(tmp_path):
     tokens, events = tmp_path / "tokens", tmp_path / "kv.json"
     tokens.write_text("token\n")
     tokens.chmod(0o600)
-    events.write_text("{}")
+    events.write_text('{"discovery": {"enabled": true}}')
     variables |= {
         "KVPORTAL_DATA_DIR": str(tmp_path / "var"),
         "KVPORTAL_INTERNAL_API_TOKEN_FILE": str(tokens),

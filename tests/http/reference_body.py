@@ -23,10 +23,10 @@ def read(body: bytes, max_tokens: int) -> list[int] | tuple[int, str]:
     except ValueError:
         return 400, "invalid_json"
     if not isinstance(value, Pairs):
-        return 400, "invalid_json"
+        return 400, "invalid_field"
     keys = [key for key, _ in value]
     if any(keys.count(key) > 1 for key in keys):
-        return 400, "invalid_json"
+        return 400, "invalid_field"
     if "token_ids" not in keys:
         return 400, "invalid_field"
     tokens = dict(value)["token_ids"]
@@ -37,7 +37,7 @@ def read(body: bytes, max_tokens: int) -> list[int] | tuple[int, str]:
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= MAX:
             return 400, "invalid_field"
-    return tokens if is_plain(value) else (400, "invalid_json")
+    return tokens if is_plain(value) else (400, "invalid_field")
 
 
 def is_plain(value: Any) -> bool:

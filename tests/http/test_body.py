@@ -171,7 +171,8 @@ def test_a_wrong_element_is_named_by_its_position(value, found, position):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "the body is not valid JSON: Expecting value at line 1, column 1"),
+        (b"", "the body is empty; it must be a JSON object"),
+        (b" \r\n", "the body is empty; it must be a JSON object"),
         (b'{"token_ids":\n[1 2]}', "the body is not valid JSON: Expecting ',' delimiter at line 2, column 4"),
         (b'{"token_ids":[NaN]}', "the body is not valid JSON: NaN is no JSON value"),
         (b'{"a":"\xff"}', "the body is not UTF-8: byte 6 does not fit"),
@@ -195,9 +196,29 @@ def test_every_other_fault_has_its_sentence(body, message):
     assert refusal(body) == message
 
 
+@pytest.mark.parametrize("read", [read_object, lambda body: read_prompt(body, max_tokens=8)])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"\xff", "invalid_json"),
+        (b"NaN", "invalid_json"),
+        *((text, "invalid_field") for text in (b"null", b"true", b"1", b"1.5", b'"x"', b"[]", b"[{}]")),
+        (b'{"a":1,"a":2}', "invalid_field"),
+        (b"[" * 100_000 + b"]" * 100_000, "invalid_field"),
+        (b'{"a":' + b"9" * 5000 + b"}", "invalid_field"),
+    ],
+)
+def test_only_what_is_no_json_at_all_is_called_so(read, body, code):
+    with pytest.raises(ApiError) as caught:
+        read(body)
+    assert (caught.value.status, caught.value.code) == (400, code)
+
+
 @pytest.mark.parametrize("rest", [b"1e999", b"18446744073709551616", b'"\\ud800"', b"[" * 1100 + b"]" * 1100])
 def test_what_goes_beyond_plain_json_is_refused_even_in_keys_that_are_ignored(rest):
-    assert outcome(b'{"token_ids":[1],"other":' + rest + b"}") == (400, "invalid_json")
+    assert outcome(b'{"token_ids":[1],"other":' + rest + b"}") == (400, "invalid_field")
 
 
 def test_a_very_long_body_is_refused_by_its_commas_before_it_is_parsed():
@@ -219,7 +240,7 @@ def test_a_long_body_that_is_no_json_is_not_searched_for_the_place():
 
 def test_too_many_keys_are_refused():
     body = json.dumps({"token_ids": [], **{str(n): n for n in range(300)}}).encode()
-    assert outcome(body, 100_000) == (400, "invalid_json")
+    assert outcome(body, 100_000) == (400, "invalid_field")
 
 
 def test_other_fields_are_handed_over_as_plain_values_and_unknown_ones_left_out():
@@ -267,7 +288,8 @@ def test_threads_that_read_at_once_do_not_mix_their_prompts():
     ("body", "message"),
     [
         (b"[]", "the body must be a JSON object, found a list"),
-        (b"", "the body is not valid JSON: Expecting value at line 1, column 1"),
+        (b"", "the body is empty; it must be a JSON object"),
+        (b" \r\n", "the body is empty; it must be a JSON object"),
         (b'{"a":1,"a":2}', "the key a appears twice in the body"),
         (b'{"c":1}', "c is not a field here; known are a, b"),
         (b'{"a":Infinity}', "the body is not valid JSON: Infinity is no JSON value"),

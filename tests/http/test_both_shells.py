@@ -52,6 +52,14 @@ TABLE = {
     "wrong token": ("POST", QUERY, b'{"token_ids":[1]}', JSON, "wrong", 401, "unauthorized"),
     "token of another alphabet": ("POST", SELECT, b"{}", JSON, "caf\xe9", 401, "unauthorized"),
     "schema without token": ("GET", "/v1/internal/schema", b"", {}, None, 401, "unauthorized"),
+    "any path below v1": ("GET", "/v1/nope", b"", {}, ..., 404, "not_found"),
+    "any path below v1, posted": ("POST", "/v1/chat/completions", b"{}", JSON, ..., 404, "not_found"),
+    "any path below v1 without token": ("GET", "/v1/nope", b"", {}, None, 401, "unauthorized"),
+    "v1 itself": ("GET", "/v1", b"", {}, ..., 404, "not_found"),
+    "v1 itself with a slash": ("GET", "/v1/", b"", {}, ..., 404, "not_found"),
+    "slash too many in front": ("POST", "/" + QUERY, b'{"token_ids":[]}', JSON, ..., 404, "not_found"),
+    "slashes too many in front": ("GET", "///v1/internal/streams", b"", {}, ..., 404, "not_found"),
+    "slash too many within": ("GET", "/v1//internal/streams", b"", {}, ..., 404, "not_found"),
     "unknown path without token": ("GET", "/v1/internal/nothing", b"", {}, None, 401, "unauthorized"),
     "wrong method without token": ("GET", QUERY, b"", {}, None, 401, "unauthorized"),
     "unknown path": ("GET", "/v1/internal/nothing", b"", {}, ..., 404, "not_found"),
@@ -89,6 +97,37 @@ TABLE = {
         415,
         "unsupported_media_type",
     ),
+    "compressed": (
+        "POST",
+        QUERY,
+        b'{"token_ids":[1]}',
+        JSON | {"content-encoding": "gzip"},
+        ...,
+        415,
+        "unsupported_media_type",
+    ),
+    "compressed for Django": (
+        "PUT",
+        INSTANCE,
+        b"{}",
+        JSON | {"content-encoding": "br"},
+        ...,
+        415,
+        "unsupported_media_type",
+    ),
+    "not compressed, and says so": (
+        "POST",
+        QUERY,
+        b'{"token_ids":[1]}',
+        JSON | {"content-encoding": "Identity"},
+        ...,
+        200,
+        None,
+    ),
+    "resync without body": ("POST", RESYNC, b"", JSON, ..., 202, None),
+    "resync without body or type": ("POST", RESYNC, b"", {}, ..., 202, None),
+    "query without body or type": ("POST", QUERY, b"", {}, ..., 400, "invalid_json"),
+    "no object": ("POST", QUERY, b"[]", JSON, ..., 400, "invalid_field"),
     "too long": ("POST", QUERY, b" " * (MAX_BODY + 1), JSON, ..., 413, "body_too_large"),
     "too long for Django": ("PUT", INSTANCE, b" " * (MAX_BODY + 1), JSON, ..., 413, "body_too_large"),
     "too many tokens": (
@@ -213,6 +252,52 @@ def test_errors_stay_json_with_debug_on(ask, portal, settings):
         method, path, body, headers, _, status, code = TABLE[name]
         answer = ask(method, path, body, headers)
         assert (answer.status, answer.code, answer.content_type) == (status, code, "application/json")
+
+
+@pytest.mark.parametrize("path", ["/v1/%0A", "/v1/internal/a%0Ab", "/v1/%00", "//v1/%2e%2e", "/v1/%ff%fe"])
+def test_whatever_stands_below_v1_the_answer_is_json(portal, settings, path):
+    settings.DEBUG = True
+    for token, status in ((None, 401), (shells.TOKEN, 404)):
+        answer = shells.ask_django("GET", path, token=token)
+        assert (answer.status, answer.content_type) == (status, "application/json")
+        assert answer.json["error"]["message"]
+
+
+def test_a_path_that_only_looks_like_the_api_is_a_page_like_any_other(portal):
+    assert "html" in str(shells.ask_django("GET", "/v10/").content_type)
+    assert "html" in str(shells.ask_django("GET", "/admin/v1/").content_type)
+
+
+def test_415_names_the_encoding(ask, portal):
+    answer = ask("POST", QUERY, b"{}", JSON | {"content-encoding": "x-gzip"})
+    assert answer.message == "the header Content-Encoding must be left out (or identity), found x-gzip"
+
+
+def test_a_body_of_unannounced_length_still_has_to_say_what_it_is(portal):
+    body = b'{"token_ids":[]}'
+    for headers, status in (({}, 415), (JSON, 200)):
+        answer = shells.converse("POST", QUERY, shells.with_token(headers, shells.TOKEN), shells.chunks(body))
+        assert answer is not None
+        assert answer.status == status
+
+
+def test_answers_that_refuse_leave_no_line_each_in_the_log(ask, portal, caplog, capsys):
+    names = ("no token", "unknown path", "query by GET", "streams by POST", "text", "resync of nobody")
+    with caplog.at_level("INFO"):
+        for name in names:
+            method, path, body, headers, token, status, _ = TABLE[name]
+            assert ask(method, path, body, headers, shells.TOKEN if token is ... else token).status == status
+        shells.http.install({})
+        assert ask("GET", STREAMS).status == 503
+        assert ask("GET", "/readyz").status == 503
+    assert caplog.text + capsys.readouterr().err == ""
+
+
+def test_an_unexpected_failure_is_logged_once(ask, portal, caplog, capsys):
+    ask("PUT", "/v1/internal/instances/boom", b"{}", JSON)
+    told = caplog.text or capsys.readouterr().err  # Django takes the log over when it is set up
+    assert told.count("the endpoint instance_put failed") == 1
+    assert "django.request" not in told
 
 
 def test_an_unexpected_host_does_not_disturb_api_and_probes(portal, settings):

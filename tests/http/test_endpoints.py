@@ -19,6 +19,7 @@ from tests.http.shells import JSON, spec, status
 QUERY = "/v1/internal/kv-cache/query"
 STREAMS = "/v1/internal/streams"
 RESYNC = "/v1/internal/streams/resync"
+INSTANCE = "/v1/internal/instances/10.0.0.7:8000"
 MATCH_FIELDS = [
     "instance_name",
     "dp_rank",
@@ -156,13 +157,31 @@ def test_a_resync_is_ordered_for_the_streams_that_match(ask, portal, fields, cou
         ),
         (b'{"dp_rank":-1}', 400, f"dp_rank must be an integer from 0 to {2**63 - 1}, found -1"),
         (b'{"drop":"yes"}', 400, "drop must be true or false, found a string of 3 characters"),
-        (b"", 400, "the body is not valid JSON: Expecting value at line 1, column 1"),
+        (b" ", 400, "the body is empty; it must be a JSON object"),
+        (b"[]", 400, "the body must be a JSON object, found a list"),
+        (b'{"dp_rank":9}', 404, "no instance has a stream of rank 9; see GET /v1/internal/streams"),
     ],
 )
 def test_a_resync_that_is_refused_orders_nothing(ask, portal, body, status_code, message):
     answer = ask("POST", RESYNC, body, JSON)
     assert (answer.status, answer.message) == (status_code, message)
     assert portal.index.orders == []
+
+
+@pytest.mark.parametrize("headers", [JSON, {}])
+def test_a_resync_without_a_body_means_all_streams(ask, portal, headers):
+    answer = ask("POST", RESYNC, b"", headers)
+    assert (answer.status, answer.json) == (202, {"streams": 2})
+
+
+def test_a_resync_of_all_streams_where_there_are_none_says_so(ask, portal):
+    portal.index.statuses_now = ()
+    answer = ask("POST", RESYNC, b"{}", JSON)
+    assert (answer.status, answer.code, answer.message) == (
+        404,
+        "not_found",
+        "no stream is followed, so there is nothing to resynchronise; see GET /v1/internal/instances",
+    )
 
 
 # ---- the schema
@@ -222,7 +241,34 @@ def test_the_schema_has_every_path_and_asks_for_the_token():
     assert document["security"] == [{"internal_token": []}]
     for path in document["paths"].values():
         for operation in path.values():
-            assert "401" in operation["responses"]
+            assert "security" not in operation  # it would take the place of the document's
+
+
+READ_AGAINST_THE_CLOCK = {"query", "select", "report_progress", "heartbeat"}
+
+
+def test_the_schema_lists_what_the_guard_answers_for_every_operation():
+    for path in orjson.loads(openapi())["paths"].values():
+        for operation in path.values():
+            assert {"400", "401", "405", "413", "415", "503"} <= set(operation["responses"])
+            slow = operation["operationId"] in READ_AGAINST_THE_CLOCK
+            assert ("408" in operation["responses"]) is slow
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_the_guard_answers_every_method_as_the_schema_says(portal, method):
+    paths = {"GET": STREAMS, "POST": RESYNC, "PUT": INSTANCE, "DELETE": INSTANCE}
+    path = paths[method]
+    long = b" " * (shells.MAX_BODY + 1)
+    found = [
+        shells.ask_django(method, path, b"{}", JSON, token=None).status,
+        shells.ask_django("PATCH", path, b"{}", JSON).status,
+        shells.ask_django(method, path, long, JSON).status,
+        shells.ask_django(method, path, b"{}", JSON | {"content-encoding": "gzip"}).status,
+    ]
+    assert found == [401, 405, 413, 415]
+    shells.http.install({})
+    assert shells.ask_django(method, path, b"{}", JSON).status == 503
 
 
 def test_the_schema_is_itself_valid():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from scripts.supervisor import free_ports
+from streams.simulator import Publisher
 from tests.serve.portal import CHECKOUT, environment
 
 
@@ -37,6 +38,7 @@ def test_an_unmigrated_database_fails(tmp_path):
     status, lines = check(tmp_path / "var")
     assert status == 1
     assert any(line.startswith("FAIL  database: ") and "migrate --noinput" in line for line in lines)
+    assert not (tmp_path / "var" / "kvportal.sqlite3").exists()
 
 
 def test_a_busy_port_fails(data_dir):
@@ -61,6 +63,37 @@ def test_each_endpoint_of_static_streams_is_tried(data_dir, tmp_path):
     assert status == 1
     assert f"ok    stream a/dp0 events tcp://127.0.0.1:{opened}: accepts connections" in lines
     assert f"FAIL  stream a/dp0 replay tcp://localhost:{closed}: no connection: Connection refused" in lines
+
+
+def test_a_replay_endpoint_is_asked_for_a_snapshot(data_dir, tmp_path):
+    with Publisher(topic="kv") as engine, socket.create_server(("127.0.0.1", 0)) as silent:
+        mute = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        streams = [
+            {"instance_name": "a", "endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint},
+            {
+                "instance_name": "b",
+                "endpoint": mute.replace("127.0.0.1", "localhost"),
+                "replay_endpoint": mute,
+            },
+        ]
+        path = tmp_path / "kv.json"
+        # The engine answers within milliseconds; the other one is waited for.
+        path.write_text(json.dumps({"streams": streams, "replay_timeout_ms": 3000}))
+        status, lines = check(data_dir, f"--kv-events-config-file={path}")
+        assert engine.replay_requests == 1
+    assert status == 0
+    assert f"ok    stream a/dp0 replay {engine.replay_endpoint}: answers a snapshot request" in lines
+    sentence = "accepts TCP but does not answer a snapshot request"
+    assert f"warn  stream b/dp0 replay {mute}: {sentence}" in lines
+
+
+def test_a_file_that_is_no_database_fails(data_dir):
+    (data_dir / "kvportal.sqlite3").write_bytes(b"x" * 5000)
+    status, lines = check(data_dir)
+    assert status == 1
+    assert any(
+        line.startswith("FAIL  database: the database ") and "cannot be used" in line for line in lines
+    )
 
 
 def test_what_is_away_fails_without_showing_passwords(data_dir):

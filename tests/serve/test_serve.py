@@ -7,19 +7,22 @@ import json
 import signal
 import socket
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from django.db import OperationalError
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
+from kvportal.database import why_unusable
 from scripts.supervisor import free_ports
 from tests.serve.conftest import STAFF
-from tests.serve.portal import Portal, sign_in
+from tests.serve.portal import Portal, environment, sign_in
 from tests.support.waiting import wait_until
 
 SERVERS = ("daphne", "uvicorn")
@@ -64,7 +67,14 @@ def is_received(portal: Portal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "number"), [("daphne", signal.SIGTERM), ("daphne", signal.SIGINT), ("uvicorn", signal.SIGTERM)]
+    ("server", "number"),
+    [
+        ("daphne", signal.SIGTERM),
+        ("daphne", signal.SIGINT),
+        ("daphne", signal.SIGHUP),
+        ("uvicorn", signal.SIGTERM),
+        ("uvicorn", signal.SIGHUP),
+    ],
 )
 def test_a_signal_ends_it_with_status_0_and_frees_the_port(data_dir, server, number):
     with Portal.serve(data_dir, f"--server={server}") as portal:
@@ -214,6 +224,57 @@ def test_an_unmigrated_database_is_refused_with_the_command_that_helps(tmp_path)
         assert portal.ended() == 1
         assert "run manage.py migrate --noinput" in portal.process.output()
         assert len(portal.process.output().splitlines()) == 1
+    assert not (tmp_path / "var" / "kvportal.sqlite3").exists()
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough to be taken for one " * 100, None])
+def test_a_file_that_is_no_database_is_refused_in_a_sentence_and_left_alone(data_dir, content):
+    path = data_dir / "kvportal.sqlite3"
+    path.unlink()
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with Portal.serve(data_dir) as portal:
+        assert portal.ended() == 1
+        [line] = portal.process.output().splitlines()
+    assert line.startswith(f"the database {path} cannot be used (")
+    assert "run manage.py migrate --noinput" in line
+    assert content is None or path.read_bytes() == content
+
+
+def test_a_database_that_somebody_else_has_locked_does_not_keep_it_from_starting(tmp_path, monkeypatch):
+    """Told by SQLite's own code, which a lock that lasts 20 s would take long to produce."""
+    error = OperationalError("database is locked")
+    error.__cause__ = sqlite3.OperationalError("database is locked")
+    for code, refused in ((sqlite3.SQLITE_BUSY_SNAPSHOT, False), (sqlite3.SQLITE_LOCKED, False), (26, True)):
+        error.__cause__.sqlite_errorcode = code
+        assert (why_unusable(error) is not None) is refused
+
+
+def test_a_websocket_client_that_only_reads_gets_what_changes(data_dir):
+    with Portal.serve(data_dir) as portal, staff_socket(portal.ready()) as websocket:
+        assert "series" in json.loads(websocket.recv(timeout=10))
+        versions = [json.loads(websocket.recv(timeout=20))["version"] for _ in range(2)]
+        assert len(versions) == 2
+
+
+def test_nohup_keeps_it_alive_when_its_terminal_goes(data_dir):
+    command = [sys.executable, "manage.py", "serve", "--http-server-port=0"]
+    with Portal(data_dir, ["nohup", *command], environment(data_dir)) as portal:
+        portal.ready().signal(signal.SIGHUP)
+        assert portal.answers("/livez")
+        assert portal.answers("/livez")
+        portal.signal(signal.SIGTERM)
+        assert portal.ended() == 0
+
+
+def test_a_list_of_etcd_members_without_any_is_a_fault(data_dir):
+    for text in ("", "a:1,,b:2"):
+        with Portal.serve(data_dir, "--instance-source=etcd", "--etcd-addr", text) as portal:
+            assert portal.ended() == 2
+            [line] = portal.process.output().splitlines()
+            assert line.startswith(f"--etcd-addr: found {text!r}; allowed: host:port")
 
 
 def test_faults_end_it_with_status_2_and_a_line_for_each(data_dir):

@@ -140,6 +140,26 @@ def test_instances_that_register_are_discovered_and_chosen_by_what_they_hold(dat
         assert "Traceback" not in portal.process.output()
 
 
+@pytest.mark.parametrize("document", [{}, {"streams": []}, {"discovery": {}}])
+def test_an_events_file_that_follows_nothing_makes_nothing_ready(data_dir, tmp_path, document):
+    config = written(tmp_path / "kv.json", document)
+    with Portal.serve(data_dir, config, KVPORTAL_INTERNAL_API_TOKEN="t") as portal:
+        api = Api(portal.ready())
+        with api.client:
+            refused = api.post("kv-cache/query", {"token_ids": []})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+            told = httpx.get(portal.url + "/readyz")
+            assert told.status_code == 503
+            sentence = "the KV events file neither enables discovery nor names streams"
+            assert sentence in refused.json()["error"]["message"]
+            assert sentence in told.text
+            assert "NOTHING IS FOLLOWED" in portal.process.output()
+            assert api.register("127.0.0.1:8000").status_code == 204
+            assert api.post("kv-cache/query", {"token_ids": []}).json() == {"matches": []}
+            assert portal.answers("/readyz")
+        assert "django.request" not in portal.process.output()
+
+
 def test_a_portal_without_etcd_says_so_and_stops_in_time(data_dir, tmp_path):
     [port] = free_ports(1)
     flags = ("--instance-source=etcd", f"--etcd-addr=127.0.0.1:{port}")

@@ -1,4 +1,4 @@
-"""The portal's Daphne around a toy application: `python -m tests.serve.toy`, prints its address."""
+"""The portal's servers around a toy application: `python -m tests.serve.toy [uvicorn]` tells its address."""
 
 from __future__ import annotations
 
@@ -12,21 +12,37 @@ from kvportal.server import Times
 from kvportal.server.daphne_server import run_daphne
 from kvportal.server.listening import listen, listening_url
 from kvportal.server.stopping import StopRequest
+from kvportal.server.uvicorn_server import run_uvicorn
 
 MAX_BODY_BYTES = 1_000_000
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """/boom fails, /stuck never answers, /connections and /messages count, /tasks/leave leaves a task."""
-    path, messages = scope["path"], 0
-    if scope["type"] == "websocket":
+    """/boom fails, /stuck never answers, /connections and /messages count, /tasks/leave leaves a task,
+    /flood sends and sends, /flooded counts those it sends to."""
+    await {"lifespan": lifespan, "websocket": websocket, "http": answer}[scope["type"]](scope, receive, send)
+
+
+async def lifespan(scope: Any, receive: Any, send: Any) -> None:
+    for step in ("startup", "shutdown"):
         await receive()
-        await send({"type": "websocket.accept"})
-        await receive()
-        if path == "/boom":
-            raise RuntimeError("boom")
-        await asyncio.Event().wait()
-    size, more = 0, True
+        await send({"type": f"lifespan.{step}.complete"})
+
+
+async def websocket(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "websocket.accept"})
+    if scope["path"] == "/flood":
+        await flood(receive, send)
+        return
+    await receive()
+    if scope["path"] == "/boom":
+        raise RuntimeError("boom")
+    await asyncio.Event().wait()
+
+
+async def answer(scope: Any, receive: Any, send: Any) -> None:
+    path, messages, size, more = scope["path"], 0, 0, True
     while more:
         message = await receive()
         size, messages, more = size + len(message["body"]), messages + 1, message["more_body"]
@@ -36,13 +52,31 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.Event().wait()
     if path == "/tasks/leave":
         _left.add(asyncio.create_task(asyncio.Event().wait()))
-    server = send.func.__self__
-    text = {"/connections": str(len(server.connections)), "/messages": f"{messages} {size}"}.get(path, "ok")
+    text = {"/flooded": str(len(_flooded)), "/messages": f"{messages} {size}"}.get(path, "ok")
+    if path == "/connections":
+        text = str(len(send.func.__self__.connections))
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": text.encode()})
 
 
 _left: set[asyncio.Task[Any]] = set()
+_flooded: set[asyncio.Task[Any]] = set()
+
+
+async def flood(receive: Any, send: Any) -> None:
+    """Sends 100 kB every 10 ms until the client is gone."""
+
+    async def sending() -> None:
+        while True:
+            await send({"type": "websocket.send", "text": "x" * 100_000})
+            await asyncio.sleep(0.01)
+
+    task = asyncio.create_task(sending())
+    _flooded.add(task)
+    while (await receive())["type"] != "websocket.disconnect":
+        pass
+    _flooded.discard(task)
+    task.cancel()
 
 
 def main() -> None:
@@ -50,11 +84,15 @@ def main() -> None:
         listener = listen("127.0.0.1", 0)
         sys.stdout.write(f"kvportal serves {listening_url(listener)} \n")
         sys.stdout.flush()
+        times = Times(in_flight=0.2, ping_interval=1, ping_timeout=2)
+        if sys.argv[1:] == ["uvicorn"]:
+            run_uvicorn(application, listener, stop, times, on_drain=lambda: None)
+            return
         run_daphne(
             application,
             listener,
             stop,
-            Times(in_flight=0.2),
+            times,
             max_body_bytes=MAX_BODY_BYTES,
             on_drain=lambda: sys.stdout.write("drain\n"),
             attach=lambda loop: sys.stdout.write("attach\n"),

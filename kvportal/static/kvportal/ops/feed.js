@@ -42,6 +42,8 @@ export class Feed {
     const socket = new WebSocket(`${scheme}//${location.host}${this.#path}`);
     this.#socket = socket;
     this.#watch();
+    // From the beginning this page sets the pace, also where it is opened in a tab that nobody looks at.
+    socket.onopen = () => socket.send(JSON.stringify({ type: "ack", version: 0 }));
     socket.onmessage = (event) => {
       if (socket === this.#socket) this.#receive(JSON.parse(event.data));
     };
