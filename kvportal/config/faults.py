@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SHOWN_CHARACTERS = 80
-"""Longest quoted value in a fault: enough to recognise a typing error by."""
+SHOWN_CHARACTERS = 200
+"""Longest quoted value in a fault: a path in whole, and enough of anything to recognise a typing error by."""
 
 
 @dataclass(frozen=True, slots=True)
