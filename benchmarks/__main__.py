@@ -10,7 +10,7 @@ from importlib import import_module
 
 from benchmarks.report import print_rows
 
-NAMES = ("memory", "query", "decision", "snapshot", "hot_stream", "idle")
+NAMES = ("memory", "query", "decision", "snapshot", "hot_stream", "idle", "ops_page")
 
 
 def main() -> int:

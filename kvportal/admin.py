@@ -5,14 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from django.contrib import admin, messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import URLPattern, path, reverse
+from django.contrib import admin
 from django.utils.safestring import SafeString
 
 from kvportal.models import Replica
 from kvportal.opsstate import REPLICA_GONE_SECONDS
-from routing.decision_models import Decision
 from streams import display
 from streams.admin import ReadOnlyAdmin
 from streams.status import StreamState
@@ -31,21 +28,6 @@ class ReplicaAdmin(ReadOnlyAdmin):
     list_display = ("name", "presence", "heartbeat", "started", "synchronized")
     search_fields = ("name",)
     fields = ("name", "started_at", "heartbeat_at", "synchronized", "state")
-
-    def get_urls(self) -> list[URLPattern]:
-        view = self.admin_site.admin_view(self.decision_view)
-        return [path("decision/", view, name="kvportal_replica_decision"), *super().get_urls()]
-
-    def decision_view(self, request: HttpRequest) -> HttpResponse:
-        """The page of a routing decision by its ID. The newest are on the Operations page before they are
-        in the database."""
-        decision_id = request.GET.get("id", "")
-        row = Decision.objects.filter(decision_id=decision_id).values_list("pk", flat=True).first()
-        if row is not None:
-            return HttpResponseRedirect(reverse("admin:routing_decision_change", args=[row]))
-        text = f"Decision {decision_id} is not in the database: it was made a moment ago, or too long ago."
-        self.message_user(request, text, messages.WARNING)
-        return HttpResponseRedirect(reverse("admin:routing_decision_changelist"))
 
     @admin.display(description="state")
     def presence(self, row: Replica) -> SafeString:

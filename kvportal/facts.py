@@ -26,6 +26,7 @@ class FactsReader:
         kv_events: bool,
         static_streams: bool,
         follows_nothing: bool = False,
+        source_trouble: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._snapshot = snapshot
@@ -34,6 +35,7 @@ class FactsReader:
         self._kv_events = kv_events
         self._static_streams = static_streams
         self._follows_nothing = follows_nothing
+        self._source_trouble = source_trouble
         self._clock = clock
         self._threads: frozenset[str] = frozenset()
         self._up_since: float | None = None
@@ -65,6 +67,7 @@ class FactsReader:
             static_streams=self._static_streams,
             follows_nothing=self._follows_nothing,
             instances=roles.instances,
+            source_trouble=None if roles.instances else self._source_trouble(),
             default=roles.default,
             prefill=roles.prefill,
             decode=roles.decode,

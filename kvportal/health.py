@@ -35,6 +35,8 @@ class Facts:
     """The index is on, but no stream is named, and discovery does not look for any."""
     instances: int = 0
     """All instances known, whatever their state."""
+    source_trouble: str | None = None
+    """Why none may be known although there are some; looked at while none is."""
     default: int = 0
     """Instances that can be scheduled, by role; one that is MIX under its current role."""
     prefill: int = 0
@@ -79,6 +81,8 @@ def why_not_able(facts: Facts) -> str | None:
         return None
     if facts.static_streams and not facts.instances:
         return None
+    if not facts.instances and facts.source_trouble:
+        return facts.source_trouble
     if not facts.instances:
         nothing = "; the KV events file neither enables discovery nor names streams"
         return "no instance is registered" + (nothing if facts.follows_nothing else "")

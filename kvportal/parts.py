@@ -59,7 +59,14 @@ def decision_retention(config: Config) -> DecisionRetention:
 
 
 def history_retention(config: Config) -> HistoryRetention:
-    return HistoryRetention(change_days=max(1, round(config.history_retention_days)))
+    return HistoryRetention(
+        change_days=config.history_retention_days,
+        change_rows=config.history_retention_rows,
+        resync_days=config.audit_retention_days,
+        resync_rows=config.audit_retention_rows,
+        stream_days=config.history_retention_days,
+        replica_hours=config.replica_retention_hours,
+    )
 
 
 def warm_up(config: Config) -> WarmUp:

@@ -29,13 +29,13 @@ ORDER_LIFETIME = timedelta(minutes=5)
 class Retention:
     """How much history is kept. Whatever bound is met first applies; days and rows."""
 
-    change_days: int = 30
+    change_days: float = 30.0
     change_rows: int = 200_000
-    resync_days: int = 365
+    resync_days: float = 365.0
     resync_rows: int = 20_000
-    stream_days: int = 30
+    stream_days: float = 30.0
     """After so many days without being followed, a stream leaves the list."""
-    replica_days: int = 1
+    replica_hours: float = 24.0
     """How long a replica that stopped writing is still shown, as gone."""
 
 
@@ -167,7 +167,6 @@ def prune(retention: Retention, now: float) -> int:
             if surplus is not None:
                 gone += manager.filter(id__lte=surplus).delete()[0]
         gone += Stream.objects.filter(last_seen__lt=at - timedelta(days=retention.stream_days)).delete()[0]
-        gone += Replica.objects.filter(heartbeat_at__lt=at - timedelta(days=retention.replica_days)).delete()[
-            0
-        ]
+        silent = at - timedelta(hours=retention.replica_hours)
+        gone += Replica.objects.filter(heartbeat_at__lt=silent).delete()[0]
     return gone

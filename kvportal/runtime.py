@@ -102,6 +102,7 @@ class Runtime:
             kv_events=self.directory is not None,
             static_streams=bool(config.kv_events and config.kv_events.streams),
             follows_nothing=bool(config.kv_events and config.kv_events.follows_nothing),
+            source_trouble=lambda: self.status().trouble,
         )
         self.readiness = Readiness(self.facts, parts.warm_up(config))
         self.guard = Guard(

@@ -85,6 +85,7 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_I18N = False
 USE_TZ = True
+FORMAT_MODULE_PATH = "kvportal.formats"
 
 STATIC_URL = "/static/"
 # Without a collected directory the files are served from where the apps keep them: a checkout

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.shortcuts import get_object_or_404
 from django.template.loader import render_to_string
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from routing.admin_lab import lab_view
+from routing.console import console
 from routing.decision_models import Decision
+from routing.decision_store import DecisionStore
 from routing.policies.decision import Policy, Side
 from routing.records import ROUTED
 from streams import display
@@ -44,21 +51,6 @@ class DecisionAdmin(ReadOnlyAdmin):
     search_fields = ("decision_id", "request_id", "prefill_instance", "decode_instance")
     search_help_text = "Decision, request or instance"
     date_hierarchy = None
-    fields = (
-        "decision_id",
-        "request_id",
-        "at",
-        "replica",
-        "policy",
-        "result",
-        "input_tokens",
-        "predicted_hit_tokens",
-        "cached_tokens",
-        "error",
-        "took",
-        "explained",
-    )
-    readonly_fields = ("result", "error", "took", "explained")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Decision]:
         """Lists do without the explanations: a full one has 19 KB."""
@@ -92,13 +84,73 @@ class DecisionAdmin(ReadOnlyAdmin):
     def error(self, row: Decision) -> str:
         return display.EMPTY if row.prediction_error is None else f"{row.prediction_error:+,} tokens"
 
-    @admin.display(description="took")
-    def took(self, row: Decision) -> str:
-        return f"{row.seconds * 1000:.2f} ms"
+    # ---- one decision, and the lab
 
-    @admin.display(description="explanation")
-    def explained(self, row: Decision) -> SafeString:
-        return render_explanation(row.explanation)
+    def get_urls(self) -> list[URLPattern]:
+        wrap = self.admin_site.admin_view
+        return [
+            path("find/", wrap(self.find), name="routing_decision_find"),
+            path("lab/", wrap(self.lab), name="routing_lab"),
+            *super().get_urls(),
+        ]
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request):
+            raise PermissionDenied
+        number = int(object_id) if object_id.isascii() and object_id.isdigit() and len(object_id) < 19 else -1
+        return self._page(request, get_object_or_404(Decision, pk=number))
+
+    def find(self, request: HttpRequest) -> HttpResponse:
+        """The page of a decision by its ID: from the database, or from memory as long as it is not there."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        decision_id = request.GET.get("id", "")
+        row = Decision.objects.filter(decision_id=decision_id).only("pk").first()
+        if row is not None:
+            return HttpResponseRedirect(reverse("admin:routing_decision_change", args=[row.pk]))
+        running = console()
+        record = running.decisions.find(decision_id) if running else None
+        if record is not None:
+            return self._page(request, DecisionStore().row(record))
+        text = (
+            f"Decision {decision_id[:64]} is neither in the database nor among the latest of this replica: "
+            "it is beyond the retention, or another replica made it a moment ago."
+        )
+        self.message_user(request, text, messages.WARNING)
+        return HttpResponseRedirect(reverse("admin:routing_decision_changelist"))
+
+    def lab(self, request: HttpRequest) -> HttpResponse:
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        return lab_view(request, {**self.admin_site.each_context(request), "opts": self.opts})
+
+    def _page(self, request: HttpRequest, row: Decision) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"Decision {row.decision_id[:8]}",
+            "opts": self.opts,
+            "row": row,
+            "facts": self._facts(row),
+            "explained": render_explanation(row.explanation),
+        }
+        return TemplateResponse(request, "admin/routing/decision/page.html", context)
+
+    def _facts(self, row: Decision) -> list[tuple[str, SafeString | str]]:
+        return [
+            ("Prefill", self.result(row)),
+            ("Decode", row.decode_instance or "the prefill instance"),
+            ("Policy", row.policy),
+            ("Prompt tokens", display.number(row.input_tokens)),
+            ("Predicted hit", display.number(row.predicted_hit_tokens)),
+            ("Reported hit", display.number(row.cached_tokens)),
+            ("Prediction error", self.error(row)),
+            ("Took", f"{row.seconds * 1000:.2f} ms"),
+            ("Replica", row.replica or "this one"),
+            ("Request", row.request_id),
+            ("Decision", row.decision_id),
+        ]
 
 
 def render_explanation(explanation: Mapping[str, Any]) -> SafeString:
@@ -114,6 +166,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> SafeString:
     excluded_num = sum(explanation["excluded_num"].values())
     context = {
         "explanation": explanation,
+        "input_tokens": display.number(explanation["input_tokens"]),
         "sides": [side for side in sides if side["rows"]],
         "excluded": explanation["excluded"],
         "excluded_left_out": excluded_num - len(explanation["excluded"]),

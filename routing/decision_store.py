@@ -41,7 +41,7 @@ class DecisionStore:
         records = [entry.record for entry in entries if isinstance(entry, Written)]
         prompts = [e for e in entries if isinstance(e, Written) and e.prompt is not None]
         feedback = {e.decision_id: e.cached_tokens for e in entries if isinstance(e, Feedback)}
-        rows = [self._row(record, feedback.pop(record.decision_id, None)) for record in records]
+        rows = [self.row(record, feedback.pop(record.decision_id, None)) for record in records]
         try:
             with transaction.atomic():
                 Decision.objects.bulk_create(rows)
@@ -66,7 +66,8 @@ class DecisionStore:
     def close(self) -> None:
         connection.close()
 
-    def _row(self, record: DecisionRecord, reported: int | None) -> Decision:
+    def row(self, record: DecisionRecord, reported: int | None = None) -> Decision:
+        """A record as a row that is not saved. `reported`: what the engine found cached, when known."""
         prefill, decode = record.prefill or {}, record.decode or {}
         cached = record.cached_tokens if reported is None else reported
         return Decision(

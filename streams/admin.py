@@ -160,7 +160,7 @@ class StreamAdmin(ReadOnlyAdmin):
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
         row = get_object_or_404(Stream, pk=_number(object_id))
-        if not self.has_view_permission(request, row):
+        if request.method not in ("GET", "HEAD") or not self.has_view_permission(request, row):
             raise PermissionDenied
         live = live_statuses().get(row.stream_id)
         counted = live.counters if live else {}

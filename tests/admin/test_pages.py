@@ -154,6 +154,11 @@ def test_lists_take_the_same_number_of_queries_however_long_they_are(
     assert counts[1] <= 8
 
 
+def test_lists_tell_the_second(viewer: Client) -> None:
+    records.write_changes("here", [change()])
+    assert "2027-01-15 08:00:00" in text_of(viewer.get(LISTS["history"]))
+
+
 @pytest.mark.parametrize("path", LISTS.values(), ids=LISTS)
 def test_lists_are_read_only(portal: FakeConsole, path: str) -> None:
     fill(portal, 1)

@@ -5,7 +5,9 @@ Whatever a test does, its pages may neither log an error nor ask another host fo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, s
 
 from streams.simulator.engine import SimulatedEngine
 from streams.spec import StreamSpec
-from tests.browser.portal import PASSWORD, Portal, prepare_data
+from tests.browser.portal import PASSWORD, Portal, beat, prepare_data, register
 from tests.support.browser import CHROMIUM_ARGS
 
 TIMEOUT_MS = 15_000
@@ -39,6 +41,20 @@ class Site:
 
 def instance_name(engine: int) -> str:
     return f"10.0.0.{engine + 1}:8000"
+
+
+LONG_NAME = "decode-llama-3-1-405b-instruct-fp8-pool-b-7f9c6d5b8-x2x4q.inference.svc.cluster.local:8000"
+
+
+def route_some(portal: Portal) -> None:
+    """Two instances, one of them with a name as clusters make them, some decisions and a report."""
+    for number, name in enumerate((instance_name(0), LONG_NAME)):
+        register(portal, name)
+        beat(portal, name, waiting=number)
+    for number in range(4):
+        decision = portal.call("POST", "routing/select", {"token_ids": list(range(500))})
+        report = {"action": "FINISH_DECODE", "cached_tokens": 100 * number}
+        portal.call("POST", f"routing/requests/{decision['request_id']}/progress", report)
 
 
 def specs_of(engines: list[SimulatedEngine]) -> list[StreamSpec]:
@@ -64,7 +80,10 @@ def site(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     try:
         for engine in engines:
             engine.start(20)
-        with Portal(tmp_path_factory.mktemp("site"), template, specs_of(engines)) as portal:
+        explain = {"KVPORTAL_DECISION_EXPLAIN_SHARE": "1"}
+        directory = tmp_path_factory.mktemp("site")
+        with Portal(directory, template, specs_of(engines), variables=explain) as portal:
+            route_some(portal)
             yield Site(portal, engines)
     finally:
         for engine in engines:
@@ -138,7 +157,7 @@ class Tabs:
         return found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def all_tabs(browser: Browser) -> Tabs:
     return Tabs(browser)
 
@@ -147,6 +166,22 @@ def all_tabs(browser: Browser) -> Tabs:
 def tabs(all_tabs: Tabs) -> Iterator[Tabs]:
     yield all_tabs
     assert all_tabs.settle() == []
+
+
+Stopwatch = Callable[[str], AbstractContextManager[None]]
+
+
+@pytest.fixture
+def stopwatch() -> Stopwatch:
+    """`with stopwatch("a fault is shown"):` prints how long the block took; `pytest -rP` shows it."""
+
+    @contextmanager
+    def measured(what: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        print(f"{time.monotonic() - began:6.2f} s until {what}")  # noqa: T201 - the figure is what this is for
+
+    return measured
 
 
 @pytest.fixture

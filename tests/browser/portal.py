@@ -10,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
+from urllib.request import Request, urlopen
 
 from streams.spec import StreamSpec
 from tests.support.processes import ManagedProcess
@@ -71,6 +72,20 @@ def stream_entry(spec: StreamSpec) -> dict[str, object]:
     return {name: getattr(spec, name) for name in names}
 
 
+def register(portal: Portal, name: str, **changes: Any) -> None:
+    """Register an instance by the internal API."""
+    registration = {"name": name, "incarnation_id": "life-1", "type": 0, "dp_size": 1, "ttl_s": 600}
+    portal.call("PUT", f"instances/{name}", {**registration, **changes})
+
+
+def beat(portal: Portal, name: str, waiting: int = 3) -> None:
+    """Report a load."""
+    load = {"waiting_requests_num": waiting, "gpu_cache_usage_perc": 0.25}
+    portal.call(
+        "POST", "instances/heartbeat", {"name": name, "incarnation_id": "life-1", "load_metrics": load}
+    )
+
+
 class Portal:
     """`manage.py serve` on a port of its own. `base` is its address, without a slash at the end."""
 
@@ -119,6 +134,15 @@ class Portal:
     def process(self) -> ManagedProcess:
         assert self._process is not None
         return self._process
+
+    def call(self, method: str, path: str, body: Any) -> Any:
+        """Ask the internal API; the answer's JSON, None for an empty one."""
+        headers = {"Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        request = Request(f"{self.base}/v1/internal/{path}", data, headers, method=method)
+        with urlopen(request, timeout=20) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
 
     def output(self) -> str:
         return self.process.output()

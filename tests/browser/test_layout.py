@@ -53,6 +53,16 @@ def ready_at_once(page: Page) -> None:
     expect(page.locator("h1, #id_username").first).to_be_visible()
 
 
+def ready_lab(page: Page) -> None:
+    expect(page.locator(".ops-verdict-title")).to_be_visible()
+    expect(page.locator(".lab-spark")).to_be_visible()
+
+
+def ready_decision(page: Page) -> None:
+    page.locator("#ops-decisions a").first.click()
+    expect(page.locator(".kv-explanation")).to_be_visible()
+
+
 STREAM = "/admin/streams/stream/find/?instance=10.0.0.1:8000&rank=0"
 PAGES: dict[str, tuple[str, str, Callable[[Page], None]]] = {
     "operations": ("/admin/", ADMIN, ready_operations),
@@ -62,6 +72,11 @@ PAGES: dict[str, tuple[str, str, Callable[[Page], None]]] = {
     "stream": (STREAM, ADMIN, ready_stream),
     "explorer": ("/admin/streams/stream/explorer/", ADMIN, ready_explorer),
     "explorer-refusal": ("/admin/streams/stream/explorer/", ADMIN, ready_refusal),
+    "lab": ("/admin/routing/decision/lab/?lambda=0.75", ADMIN, ready_lab),
+    "lab-refusal": ("/admin/routing/decision/lab/?lambda=x", VIEWER, ready_lab),
+    "decisions": ("/admin/routing/decision/", ADMIN, ready_at_once),
+    "decision": ("/admin/", ADMIN, ready_decision),
+    "instances": ("/admin/routing/instance/", ADMIN, ready_at_once),
     "streams": ("/admin/streams/stream/", ADMIN, ready_at_once),
     "confirmation": ("/admin/streams/stream/1/resync/", ADMIN, ready_at_once),
     "history": ("/admin/streams/streamstatechange/", ADMIN, ready_at_once),

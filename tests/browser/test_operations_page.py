@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Tabs, specs_of
+from tests.browser.conftest import Site, Stopwatch, Tabs, specs_of
 from tests.browser.portal import ADMIN, BARE, OPERATOR, VIEWER, Portal
 from tests.support.waiting import wait_until
 
 Visit = Callable[..., Page]
 
+DOWN_SECONDS = 2.0
 SOON_MS = 15_000
 """Generous: what is shown within two seconds on a quiet machine may take longer on a busy one."""
 
@@ -53,34 +54,41 @@ def test_page_shows_every_stream_with_numbers_that_move(visit: Visit, site: Site
     expect(page.locator("#ops-replicas")).to_contain_text("this page comes from it", timeout=SOON_MS)
 
 
-def test_lost_stream_is_shown_with_reason_and_advice_and_recovers(visit: Visit, site: Site) -> None:
+def test_lost_stream_is_shown_with_reason_and_advice_and_recovers(
+    visit: Visit, site: Site, stopwatch: Stopwatch
+) -> None:
     page = visit(user=VIEWER)
     wait_for_streams(page)
     name, lost = site.name(1), row(page, site.name(1))
     with silent_snapshots(site, 1):
-        site.engines[1].skip_sequence(3)
-        expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+        with stopwatch("a gap is shown"):
+            site.engines[1].skip_sequence(3)
+            expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
         verdict = page.locator("#ops-verdict")
         expect(verdict).to_contain_text("1 of 4 streams is not synchronized")
         expect(verdict).to_contain_text(name)
         expect(verdict).to_contain_text("out of sync for")
-        expect(lost).to_contain_text("snapshot_timeout", timeout=SOON_MS)
+        with stopwatch("a silent snapshot endpoint is named, after its timeout of 2 s"):
+            expect(lost).to_contain_text("snapshot_timeout", timeout=SOON_MS)
         expect(lost).to_contain_text("What to do:")
         expect(lost).to_contain_text(site.engines[1].replay_endpoint())
         # Worst first.
         expect(page.locator("#ops-table [data-stream]").first).to_have_attribute("data-stream", name)
-    expect(lost).not_to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+    with stopwatch("a stream is well again once its snapshots are answered"):
+        expect(lost).not_to_have_attribute("data-tone", "bad", timeout=SOON_MS)
     wait_for_streams(page)
 
 
-def test_disconnected_engine_is_shown_and_recovers(visit: Visit, site: Site) -> None:
+def test_disconnected_engine_is_shown_and_recovers(visit: Visit, site: Site, stopwatch: Stopwatch) -> None:
     page = visit(user=VIEWER)
     wait_for_streams(page)
     lost = row(page, site.name(2))
-    site.engines[2].drop_connection(down_s=3.0, wait=False)
-    expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
-    expect(lost).to_contain_text("What to do: Check that the engine runs")
-    wait_for_streams(page)
+    with stopwatch("a disconnect is shown"):
+        site.engines[2].drop_connection(down_s=DOWN_SECONDS, wait=False)
+        expect(lost).to_have_attribute("data-tone", "bad", timeout=SOON_MS)
+    with stopwatch(f"an engine that is away for {DOWN_SECONDS:g} s is well again"):
+        expect(lost).to_contain_text("What to do: Check that the engine runs")
+        wait_for_streams(page)
 
 
 def test_search_filter_and_sort_narrow_the_table(visit: Visit, site: Site) -> None:

@@ -1,5 +1,6 @@
 // uPlot with the page's colours, redrawn when the theme changes.
 
+import { clock } from "./format.js";
 import uPlot from "../vendor/uplot-1.6.32.js";
 
 const drawn = new Set();
@@ -105,7 +106,7 @@ export function timeChart(host, lines, { unit = String } = {}) {
       tzDate,
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       legend: { show: false },
-      axes: [{ ...axis, size: 28, values: "{HH}:{mm}" }, { ...axis, size: 64, values: (u, ticks) => ticks.map(unit) }],
+      axes: [{ ...axis, size: 28, values: (u, ticks, axisIndex, space, step) => ticks.map((at) => clock(at).slice(0, step < 60 ? 8 : 5)) }, { ...axis, size: 64, values: (u, ticks) => ticks.map(unit) }],
       scales: { x: { time: true, range: lastMinutes }, y: { range: flatSafe } },
       series: [
         {},

@@ -53,11 +53,12 @@ const BADGES = {
   ACTIVE: "good", LEASE_LOST: "warn", SUSPECT: "bad",
 };
 
-export function badge(state, text = state) {
-  return h("span", { class: `kv-badge kv-badge-${BADGES[state] ?? "off"}` }, text);
+/** A state with its colour and mark; `tone` where the state alone does not tell how bad it is. */
+export function badge(state, tone = BADGES[state] ?? "off") {
+  return h("span", { class: `kv-badge kv-badge-${tone}` }, state);
 }
 
-export function setBadge(node, state) {
-  setAttribute(node, "class", `kv-badge kv-badge-${BADGES[state] ?? "off"}`);
+export function setBadge(node, state, tone = BADGES[state] ?? "off") {
+  setAttribute(node, "class", `kv-badge kv-badge-${tone}`);
   setText(node, state);
 }

@@ -2,7 +2,7 @@
 
 import { arrange, badge, h, redraw, setAttribute, setHidden, setText } from "./dom.js";
 import * as format from "./format.js";
-import { messagesOf, severity, sinceText } from "./streams.js";
+import { messagesOf, severity, sinceText, toneOf } from "./streams.js";
 
 const SHOWN_PROBLEMS = 5;
 
@@ -55,7 +55,7 @@ export class Verdict {
     const since = h("span", { class: "ops-since" });
     this.#times.push([since, stream]);
     const [message] = messagesOf(stream);
-    const state = stream.state === "synchronized" ? h("span", { class: "kv-badge kv-badge-warn" }, "warning") : badge(stream.state);
+    const state = stream.state === "synchronized" ? h("span", { class: "kv-badge kv-badge-warn" }, "warning") : badge(stream.state, toneOf(stream));
     return h("li", {}, state,
       h("span", {}, h("strong", {}, format.streamName(stream)), " ", since),
       h("span", { class: "ops-why" }, message?.[2] ?? "", stream.advice ? h("span", { class: "ops-sub" }, stream.advice) : null));

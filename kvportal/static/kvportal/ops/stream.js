@@ -5,7 +5,7 @@ import { openFeed } from "./connection.js";
 import { badge, h, redraw, setAttribute, setHidden, setText } from "./dom.js";
 import * as format from "./format.js";
 import { Resync } from "./resync.js";
-import { messagesOf, severity } from "./streams.js";
+import { messagesOf, severity, toneOf } from "./streams.js";
 
 const KEPT_SECONDS = 600;
 const STEP_SECONDS = 5;
@@ -93,7 +93,8 @@ function onState(state) {
   setHidden(find("absent"), current !== null);
   const button = find("resync");
   if (button) button.disabled = current === null;
-  redraw(find("state"), current?.state ?? "not followed", () => badge(current?.state ?? "not followed"));
+  const [text, tone] = current ? [current.state, toneOf(current)] : ["not followed"];
+  redraw(find("state"), `${text} ${tone}`, () => badge(text, tone));
   const messages = current ? messagesOf(current) : [];
   redraw(find("messages"), JSON.stringify(messages), () => messages.map(([kind, label, text]) =>
     h("p", { class: `ops-message ops-message-${kind}` }, h("b", {}, label), ` ${text}`)));

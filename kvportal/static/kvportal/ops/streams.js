@@ -11,6 +11,11 @@ export function severity(stream) {
 
 const TONES = ["bad", null, "warn", null];
 
+/** A stream that is out of sync stays red while it tries again; undefined: as its state says. */
+export function toneOf(stream) {
+  return severity(stream) === 0 ? "bad" : undefined;
+}
+
 const byName = (a, b) => a.instance.localeCompare(b.instance, "en", { numeric: true }) || a.rank - b.rank;
 
 /** Worst first; of those in trouble the longest first. */
@@ -254,7 +259,7 @@ class Row {
     this.#stream = stream;
     if (this.#check) this.#check.checked = selected;
     setText(this.#endpoint, stream.endpoint);
-    setBadge(this.#badge, stream.state);
+    setBadge(this.#badge, stream.state, toneOf(stream));
     setAttribute(this.node, "data-tone", TONES[severity(stream)]);
     for (const column of NUMBERS) if (column.show) setText(this.#numbers.get(column.key), column.show(column.value(stream)));
     setAttribute(this.#numbers.get("lag"), "title", stream.lag < 0 ? "Negative: the engine's clock is ahead of this machine's." : null);
