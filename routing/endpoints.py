@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from routing.policies.candidates import what_is_missing
 from routing.policies.decision import Excluded
 from routing.policies.explanation import explain, why_excluded
 from routing.records import Selection, decode_json, prefill_json
@@ -96,6 +97,10 @@ def _request_id(fields: Mapping[str, Any]) -> str | None:
     request_id = text_field(fields, "request_id")
     if request_id is not None and ("/" in request_id or not request_id.isprintable()):
         raise ApiError(400, "invalid_field", "request_id must not contain slashes or control characters")
+    if request_id in (".", ".."):
+        raise ApiError(
+            400, "invalid_field", 'request_id must not be "." or ".."; as a part of a path they vanish'
+        )
     return request_id
 
 
@@ -128,4 +133,4 @@ def no_candidates_sentence(excluded: Sequence[Excluded]) -> str:
     reasons = [f"{item.instance.name}: {why_excluded(item)}" for item in excluded[:NAMED_IN_MESSAGE]]
     more = len(excluded) - len(reasons)
     tail = f"; and {more} more" if more > 0 else ""
-    return f"no instance can take the request: {'; '.join(reasons)}{tail}"
+    return f"{what_is_missing(excluded)}: {'; '.join(reasons)}{tail}"

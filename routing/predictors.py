@@ -6,9 +6,9 @@ An engine measures itself and registers rows of measurements; a least-squares fi
     tpot(batch, total_tokens) = b0 + b1*batch + b2*total_tokens    batch: requests being decoded
 
 with times in milliseconds. Rows are `(tokens, ms)` for the first, `(avg_len, batch, ms)` for the
-second, where `batch * (avg_len - 1)` stands for the total tokens. A profile that cannot determine
-all three coefficients (absent, too few different rows, nothing finite) predicts 0, as an instance
-without a profile does: a made-up slope would be worse than none.
+second, where `batch * (avg_len - 1)` stands for the total tokens. Rows that do not determine all
+three coefficients (too few, or too much alike) get the least-squares solution with the smallest
+coefficients, which still goes as close to them as can be. Only without a usable row the prediction is 0.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COEFFICIENTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Coefficients of one fit; all zero when there was nothing to fit."""
+    """Coefficients of one fit; all zero when there was no usable row."""
 
     constant: float = 0.0
     first: float = 0.0
     second: float = 0.0
     rows: int = 0
-    """Usable rows that went into the fit; 0 when the fit predicts nothing."""
+    """Usable rows that went into the fit."""
 
 
 NO_FIT: Final = Fit()
@@ -92,16 +92,26 @@ def _floats(row: Sequence[float]) -> tuple[float, ...]:
 
 def _least_squares(columns: Sequence[npt.NDArray[np.float64]], target: npt.NDArray[np.float64]) -> Fit:
     matrix = np.column_stack(columns)
-    scale = np.abs(matrix).max(axis=0, initial=0.0)
-    if len(target) < COEFFICIENTS or not np.isfinite(matrix).all() or not scale.all():
+    finite = np.isfinite(matrix).all(axis=1)
+    matrix, target = matrix[finite], target[finite]
+    if not len(target):
         return NO_FIT
-    # Columns differ by a factor of 1e10 (1 against n^2): scaled, the rank says what it should.
     try:
-        solution, _, rank, _ = np.linalg.lstsq(matrix / scale, target, rcond=1e-10)
+        coefficients = _solve(matrix, target)
     except np.linalg.LinAlgError:
         return NO_FIT
-    coefficients = solution / scale
-    if rank < COEFFICIENTS or not np.isfinite(coefficients).all():
+    if not np.isfinite(coefficients).all():
         return NO_FIT
     constant, first, second = (float(value) for value in coefficients)
     return Fit(constant, first, second, rows=len(target))
+
+
+def _solve(matrix: npt.NDArray[np.float64], target: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Columns differ by a factor of 1e10 (1 against n^2). Where there is one solution only, it is found
+    more exactly with columns of one size; which of many is the smallest depends on their real size."""
+    scale = np.abs(matrix).max(axis=0)
+    if scale.all():
+        solution, _, rank, _ = np.linalg.lstsq(matrix / scale, target, rcond=1e-10)
+        if rank == COEFFICIENTS:
+            return np.asarray(solution / scale, dtype=np.float64)
+    return np.asarray(np.linalg.lstsq(matrix, target, rcond=None)[0], dtype=np.float64)

@@ -7,11 +7,12 @@ leak and never fall below zero:
 
     SCHEDULE        prefill instance: +1 request, +prompt tokens, +estimate;  decode instance: +1, +prompt
     FINISH_PREFILL  prefill instance: all of that off;                        decode instance: +1 token
-    GENERATE        decode instance: +1 token, or the reported total
+    GENERATE        decode instance: +1 token, or exactly the total that it comes with
     FINISH_DECODE, CANCEL, expiry                                             everything left off
 
 A request without a decode instance is decoded where it was prefilled. Reports may come twice or out
-of order: what was done is not done again, and a total never shrinks.
+of order: what was done is not done again, and a FINISH_PREFILL that comes after a total has nothing to
+add to it: whoever counts tokens has counted the first one, too.
 
 Counters belong to one life of an instance (its `order` in the registry). Those of a life that is
 over are dropped; requests still hold on to them, so that what ends later touches no successor.
@@ -115,6 +116,8 @@ class OpenRequest:
     prefilling: bool = True
     open: bool = True
     generated: int = 0
+    total_reported: bool = False
+    """Whether a GENERATE has said how many tokens there are in all."""
     cached_tokens_known: bool = False
     """Whether the engine's cached tokens have been reported; only the first report counts."""
 
@@ -197,8 +200,7 @@ class RequestMetrics:
             case Action.FINISH_PREFILL:
                 self._finish_prefill(request)
             case Action.GENERATE:
-                total = report.num_generated_tokens
-                _generate(request, request.generated + 1 if total is None else total)
+                _generate(request, report.num_generated_tokens)
             case Action.FINISH_DECODE | Action.CANCEL:
                 return self._close(request, now)
             case Action.SCHEDULE:
@@ -230,7 +232,8 @@ class RequestMetrics:
     def _finish_prefill(self, request: OpenRequest) -> None:
         if request.prefilling:
             self._leave_prefill(request)
-            _generate(request, request.generated + 1)
+            if not request.total_reported:
+                _generate(request, None)
 
     def _leave_prefill(self, request: OpenRequest) -> None:
         if request.prefilling:
@@ -262,8 +265,9 @@ class RequestMetrics:
         return self._undo(request)
 
 
-def _generate(request: OpenRequest, total: int) -> None:
-    """Count the tokens generated so far; a report that was overtaken by a later one has fewer."""
-    added = max(total - request.generated, 0)
+def _generate(request: OpenRequest, total: int | None) -> None:
+    """Count the tokens generated so far: one more, or this many in all."""
+    request.total_reported |= total is not None
+    added = 1 if total is None else total - request.generated
     request.generated += added
     request.decode.decode_token_num += added

@@ -1,9 +1,9 @@
 """A new view under construction: a snapshot, then the live messages that arrived meanwhile.
 
 From the request for a snapshot on, live messages are held back (`hold`). When the reply is complete,
-`steps` decodes it into a fresh view that no query sees, applies what was held back, and, when the
-view replaces one that still serves, hands over what that one knew. From the moment the new view has
-caught up, live messages go to it directly (`follow`).
+`steps` decodes it into a fresh view that no query sees, lets it inherit what the one before knew of blocks,
+and applies what was held back. From the moment the new view has caught up, live messages go to it
+directly (`follow`); what still differs from the view in service then is drift.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from streams.core.errors import StreamError
 from streams.core.events import Batch, Skipped
-from streams.core.handover import Drift, hand_over
+from streams.core.handover import Drift, compare, inherit
 from streams.core.interpret import Expected
 from streams.core.sequence import Verdict
 from streams.core.view import OnUnknown, View, as_orphan
@@ -86,6 +86,11 @@ class Rebuild:
         self.target = target
         for payload in payloads:
             yield from self._load(payload, target, plan)
+        if plan.old is not None:
+            for _ in inherit(plan.old, target.view):
+                target.flush()
+                yield
+            target.flush()
         yield from self._merge(target, plan.on_unknown)
         self.caught_up = True
         if plan.old is None:
@@ -94,10 +99,7 @@ class Rebuild:
             self.waiting = True
             yield
         self.waiting = False
-        for _ in hand_over(plan.old, target.view, self.drift):
-            target.flush()
-            yield
-        target.flush()
+        yield from compare(plan.old, target.view, self.drift)
 
     def follow(self, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:
         """Apply a live message to a view that has caught up. Raises StreamError."""

@@ -45,7 +45,9 @@ class SelectAnswerSerializer(serializers.Serializer):
 
 class ProgressRequestSerializer(serializers.Serializer):
     action = serializers.ChoiceField(choices=ACTIONS)
-    num_generated_tokens = serializers.IntegerField(required=False, allow_null=True, min_value=0)
+    num_generated_tokens = serializers.IntegerField(
+        required=False, allow_null=True, min_value=0, help_text="With GENERATE: tokens so far, in all."
+    )
     cached_tokens = serializers.IntegerField(
         required=False, allow_null=True, min_value=0, help_text="As the engine's answer says."
     )

@@ -280,6 +280,7 @@ class InstanceMachine:
         life.key = item.key
         life.registered = True
         life.probe = None
+        life.loads = life.loads.without_stored_before(item.revision)
         if item.registration.role is not was.role:
             life.current_role = self._first_role(item.registration)
         if life.state is HealthState.ACTIVE:
@@ -289,11 +290,12 @@ class InstanceMachine:
             self._move(life, HealthState.ACTIVE, now, "registered again")
 
     def _first_role(self, registration: Registration) -> Role:
-        """A MIX instance takes the side that is missing: it decodes unless somebody else can."""
+        """A MIX instance takes the side that is missing: it decodes unless there is somebody else for
+        that, in whatever state: one that is SUSPECT for a moment must not make it change sides."""
         if registration.role is not Role.MIX:
             return registration.role
         decoders = (
-            life.current_role is Role.DECODE and life.state is not HealthState.SUSPECT
+            life.current_role is Role.DECODE
             for name, life in self._lives.items()
             if name != registration.name
         )
@@ -323,9 +325,13 @@ class InstanceMachine:
 
     def _store_load(self, item: StoredLoad, now: float) -> None:
         life = self._lives.get(item.name)
-        if life is None or item.revision < life.revision:
+        if life is None:
             return
-        life.loads = life.loads.with_stored(item.report, now)
+        if item.revision < life.revision:
+            # What stands in etcd now belongs to an earlier life, so nothing from there counts.
+            life.loads = life.loads.without_stored()
+        else:
+            life.loads = life.loads.with_stored(item.report, now, item.revision)
         life.view = None
 
     def _drop_stored_load(self, name: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 
+from routing.instances.etcd_faults import connection_fault, described, explained, reading
 from routing.instances.etcd_wire import (
     EtcdRefusedError,
     EtcdUnavailableError,
@@ -80,6 +81,8 @@ class EtcdClient:
         self._connection: http.client.HTTPConnection | None = None
         self._streams: set[WatchStream] = set()
         self._aborted = False
+        self._answered: set[str] = set()
+        """Endpoints that have ever answered."""
 
     @property
     def endpoint(self) -> str:
@@ -102,7 +105,7 @@ class EtcdClient:
         body |= {"limit": str(limit), "revision": str(revision), "keys_only": keys_only}
         if newest_first:
             body |= {"sort_order": "DESCEND", "sort_target": "MOD"}
-        return page_of(self._call("kv/range", body))
+        return page_of(self._call("kv/range", body, reading(keys)))
 
     def get(self, key: str) -> bytes | None:
         page = self.range(KeyRange(key.encode(), b""))
@@ -111,17 +114,25 @@ class EtcdClient:
     def put(self, key: str, value: bytes, *, lease: int = 0) -> int:
         """Write a key. Returns the revision that the store then has."""
         body = {"key": base64_of(key.encode()), "value": base64_of(value), "lease": str(lease)}
-        answer = self._call("kv/put", body)
+        answer = self._call("kv/put", body, f"write the key {key!a}")
         return int(answer["header"]["revision"])
 
     def delete(self, key: str) -> bool:
         """Delete a key. Whether there was one."""
-        answer = self._call("kv/deleterange", {"key": base64_of(key.encode())})
+        body = {"key": base64_of(key.encode())}
+        answer = self._call("kv/deleterange", body, f"write the key {key!a}")
         return int(answer.get("deleted", 0)) > 0
 
-    def transact(self, compare: Sequence[Mapping[str, Any]], success: Sequence[Mapping[str, Any]]) -> bool:
-        """Do all of `success` if all of `compare` hold, otherwise nothing. See `mod_revision_is` & co."""
-        answer = self._call("kv/txn", {"compare": list(compare), "success": list(success)})
+    def transact(
+        self,
+        compare: Sequence[Mapping[str, Any]],
+        success: Sequence[Mapping[str, Any]],
+        *,
+        doing: str = "read and write these keys",
+    ) -> bool:
+        """Do all of `success` if all of `compare` hold, otherwise nothing. See `mod_revision_is` & co.
+        `doing` names the rights that it takes, for when they are missing."""
+        answer = self._call("kv/txn", {"compare": list(compare), "success": list(success)}, doing)
         return bool(answer.get("succeeded", False))
 
     def compact(self, revision: int) -> None:
@@ -149,7 +160,9 @@ class EtcdClient:
 
         Returns once etcd has confirmed it. Raises `EtcdCompactedError` when the revision is gone.
         """
-        return self._with_failover(lambda: self._with_token(lambda: self._open(keys, start_revision)))
+        return self._with_failover(
+            lambda: self._with_token(lambda: self._open(keys, start_revision), reading(keys))
+        )
 
     def forget_token(self) -> None:
         """Authenticate anew before the next call."""
@@ -171,8 +184,10 @@ class EtcdClient:
 
     # ---- one call over the current endpoint
 
-    def _call(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._with_failover(lambda: self._with_token(lambda: self._post(path, body, self._headers())))
+    def _call(self, path: str, body: Mapping[str, Any], doing: str = "do this") -> dict[str, Any]:
+        return self._with_failover(
+            lambda: self._with_token(lambda: self._post(path, body, self._headers()), doing)
+        )
 
     def _with_failover(self, attempt: Callable[[], T]) -> T:
         """Try every endpoint once, starting with the one that worked last."""
@@ -181,7 +196,10 @@ class EtcdClient:
             try:
                 return attempt()
             except (OSError, http.client.HTTPException, EtcdUnavailableError) as error:
-                failures.append(f"{self.endpoint}: {_describe(error)}")
+                fault = connection_fault(
+                    error, tls=self._tls is not None, answered=self.endpoint in self._answered
+                )
+                failures.append(f"{self.endpoint}: {fault}")
                 self.close()
                 self._token = None
                 self._position = (self._position + 1) % len(self._settings.endpoints)
@@ -189,7 +207,14 @@ class EtcdClient:
                     break
         raise EtcdUnavailableError("; ".join(failures))
 
-    def _with_token(self, attempt: Callable[[], T]) -> T:
+    def _with_token(self, attempt: Callable[[], T], doing: str) -> T:
+        """An attempt whose refusal says in words what is refused."""
+        try:
+            return self._authenticated(attempt)
+        except EtcdRefusedError as error:
+            raise explained(error, self._settings.username, doing) from None
+
+    def _authenticated(self, attempt: Callable[[], T]) -> T:
         """Authenticate where that is needed; once more when the token is no longer accepted."""
         if self._settings.username and self._token is None:
             self._token = self._authenticate()
@@ -234,6 +259,7 @@ class EtcdClient:
         except BaseException:
             self.close()  # whatever is still on the wire must not be read as the next answer
             raise
+        self._answered.add(self.endpoint)
         return checked(response.status, payload)
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -328,7 +354,7 @@ class WatchStream:
         try:
             return response.read1(1 << 18)
         except (OSError, http.client.HTTPException) as error:
-            raise EtcdUnavailableError(f"the watch broke: {_describe(error)}") from None
+            raise EtcdUnavailableError(f"the watch broke: {described(error)}") from None
 
 
 def _send(
@@ -345,11 +371,3 @@ def _shut_down(sock: socket.socket) -> None:
     with suppress(OSError):
         # Not SSLSocket's own: that one takes the TLS state away under the reader's hands.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected):
-        return "the server closed the connection"
-    return str(error) or type(error).__name__

@@ -67,6 +67,12 @@ class KeyNames:
         start, end = _RANGE
         return KeyRange((self.prefix + start).encode(), (self.prefix + end).encode())
 
+    @property
+    def loads(self) -> KeyRange:
+        """The part of the range that holds loads."""
+        start = self.load("").encode()
+        return KeyRange(start, start[:-1] + b";")
+
     def registration(self, role: Role, name: str) -> str:
         return f"{self.prefix}XLLM:{role}:{name}"
 
@@ -108,6 +114,8 @@ class KeyTable:
     def __init__(self, names: KeyNames) -> None:
         self._names = names
         self._entries: dict[str, dict[bytes, _Entry]] = {}
+        self._loads: dict[str, StoredLoad] = {}
+        """What stands in etcd now, for the case that another registration of the name comes to count."""
         self._invalid: dict[bytes, InvalidValue] = {}
         self.invalid: tuple[InvalidValue, ...] = ()
         """Keys that are skipped now, the newest hundred, the newest last. Can be read by any thread."""
@@ -116,10 +124,10 @@ class KeyTable:
 
     def inputs(self, events: Sequence[KeyEvent], *, listed: bool) -> list[Input]:
         """What the machine has to be told. After a listing, the order of events says nothing about
-        what was written first, and loads can only be judged once their instances are known."""
+        what was written first, and loads can only be judged once their instances are known; the same
+        goes for what was written in one transaction."""
         pairs = [(event, self._split(event)) for event in events]
-        if listed:
-            pairs.sort(key=lambda pair: pair[1] is not None and pair[1][0] is None)
+        pairs.sort(key=lambda pair: (0 if listed else pair[0].mod_revision, _is_load(pair[1])))
         found: list[Input] = []
         for event, split in pairs:
             if split is not None:
@@ -162,7 +170,8 @@ class KeyTable:
                 return ()
             key = _newest(entries)
             left = entries[key]
-            return (Registered(left.registration, left.revision, key.decode()),)
+            back = Registered(left.registration, left.revision, key.decode())
+            return (back, self._loads[name]) if name in self._loads else (back,)
         self._entries.pop(name, None)
         if entry is None:
             return ()
@@ -171,6 +180,7 @@ class KeyTable:
     def _load(self, event: KeyEvent, name: str) -> Iterable[Input]:
         if event.value is None:
             self._invalid.pop(event.key, None)
+            self._loads.pop(name, None)
             return (StoredLoadDeleted(name),)
         try:
             report = parse_load(event.value)
@@ -178,7 +188,8 @@ class KeyTable:
             self._note(event, error)
             return ()
         self._invalid.pop(event.key, None)
-        return (StoredLoad(name, report, event.mod_revision),)
+        load = self._loads[name] = StoredLoad(name, report, event.mod_revision)
+        return (load,)
 
     def _note(self, event: KeyEvent, error: InvalidInputError) -> None:
         if event.value is None:
@@ -188,6 +199,10 @@ class KeyTable:
         self._invalid.pop(event.key, None)
         self._invalid[event.key] = InvalidValue(key, str(error), event.mod_revision)
         self.invalid_total += 1
+
+
+def _is_load(split: tuple[Role | None, str] | None) -> bool:
+    return split is not None and split[0] is None
 
 
 def _newest(entries: dict[bytes, _Entry]) -> bytes:

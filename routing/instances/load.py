@@ -22,17 +22,25 @@ class LoadPair:
     heartbeat: Load | None = None
     stored: Load | None = None
     current: Load | None = None
+    stored_revision: int = 0
+    """etcd's mod_revision of `stored`."""
 
     def with_heartbeat(self, report: LoadReport, now: float) -> LoadPair:
         load = Load(report, LoadSource.HEARTBEAT, now)
         return replace(self, heartbeat=load, current=load)
 
-    def with_stored(self, report: LoadReport, now: float) -> LoadPair:
-        return replace(self, stored=Load(report, LoadSource.ETCD, now)).at(now)
+    def with_stored(self, report: LoadReport, now: float, revision: int) -> LoadPair:
+        return replace(self, stored=Load(report, LoadSource.ETCD, now), stored_revision=revision).at(now)
 
     def without_stored(self) -> LoadPair:
         """The load in etcd is gone; what was posted here stays."""
-        return replace(self, stored=None, current=self.heartbeat)
+        return replace(self, stored=None, current=self.heartbeat, stored_revision=0)
+
+    def without_stored_before(self, revision: int) -> LoadPair:
+        """The instance registered again at `revision`: a load written before that is ignored, here as by
+        a replica that starts later and finds the two keys."""
+        is_older = self.stored is not None and self.stored_revision < revision
+        return self.without_stored() if is_older else self
 
     def at(self, now: float) -> LoadPair:
         """The pair with the load that counts at `now`."""

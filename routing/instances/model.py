@@ -234,3 +234,8 @@ class SourceStatus:
     """Keys that are skipped now, at most a hundred of them."""
     invalid_total: int = 0
     """Values that were skipped since the start."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why what is known of instances may be old, or nothing, in a sentence; None: it is up to date."""
+        return None if self.connected else f"{self.kind} is not connected: {self.error or 'no answer'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import unicodedata
 from typing import Final, TypeVar
 
@@ -19,6 +20,18 @@ MAX_VALUE_BYTES: Final = 512 * 1024
 """Longest value that is looked at. A registration with thousands of profiling rows has 100 KiB."""
 MAX_NAME_LENGTH: Final = 256
 _MAX_INT: Final = 2**63 - 1
+_TYPES: Final = {
+    "int": "an integer",
+    "float": "a number",
+    "bool": "a boolean",
+    "str": "text",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+"""msgspec's names of JSON types, in words."""
+_EXPECTED: Final = re.compile(r"Expected `(.+)`, got `(.+)`")
+_MISSING: Final = re.compile(r"Object missing required field `(.+)`")
 MAX_INCARNATION_LENGTH: Final = 256
 
 T = TypeVar("T", bound="msgspec.Struct")
@@ -137,6 +150,8 @@ def check_name(name: str) -> str:
         raise InvalidInputError(f"name: {len(name)} characters; 1 to {MAX_NAME_LENGTH} are allowed")
     if any(unicodedata.category(c)[0] in "CZ" for c in name) or "/" in name:
         raise InvalidInputError(f"name: {show(name)} has a space, slash or control character")
+    if name in (".", ".."):
+        raise InvalidInputError(f"name: {show(name)} vanishes from paths; it must be host:port")
     return name
 
 
@@ -148,12 +163,13 @@ def show(text: str) -> str:
 def _registration_of(name: str, raw: _Registration, key_role: Role) -> Registration:
     dp_size = 1 if raw.dp_size is None else raw.dp_size
     if not 1 <= dp_size <= _MAX_INT:
-        raise InvalidInputError(f"dp_size: {dp_size}; it must be at least 1")
+        raise InvalidInputError(f"dp_size: {dp_size}; it must be from 1 to {_MAX_INT}")
     if raw.incarnation_id is not None and len(raw.incarnation_id) > MAX_INCARNATION_LENGTH:
         raise InvalidInputError(f"incarnation_id: longer than {MAX_INCARNATION_LENGTH} characters")
     if raw.register_ts_ms is not None and not 0 <= raw.register_ts_ms <= _MAX_INT:
         raise InvalidInputError(
-            f"register_ts_ms: {raw.register_ts_ms}; it must be milliseconds since the epoch"
+            f"register_ts_ms: {raw.register_ts_ms}; it must be milliseconds since the epoch, from 0 to "
+            f"{_MAX_INT}"
         )
     return Registration(
         name=check_name(name),
@@ -164,8 +180,8 @@ def _registration_of(name: str, raw: _Registration, key_role: Role) -> Registrat
         dp_size=dp_size,
         backend=(raw.backend or XLLM).lower(),
         rpc_address=raw.rpc_address or "",
-        ttft_profiling_data=_rows(raw.ttft_profiling_data),
-        tpot_profiling_data=_rows(raw.tpot_profiling_data),
+        ttft_profiling_data=_rows("ttft_profiling_data", raw.ttft_profiling_data, ("tokens", "ms")),
+        tpot_profiling_data=_rows("tpot_profiling_data", raw.tpot_profiling_data, ("avg_len", "batch", "ms")),
     )
 
 
@@ -182,21 +198,31 @@ def _role(wire: int) -> Role:
     return WIRE_ROLES[wire]
 
 
-def _rows(rows: list[list[float]] | None) -> Rows:
+def _rows(field: str, rows: list[list[float]] | None, columns: tuple[str, ...]) -> Rows:
+    for position, row in enumerate(rows or ()):
+        if len(row) != len(columns):
+            raise InvalidInputError(
+                f"{field}[{position}]: has {len(row)} numbers; it must have {len(columns)}: "
+                f"{', '.join(columns)}"
+            )
     return tuple(tuple(row) for row in rows or ())
 
 
 def _decode(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
     if len(value) > MAX_VALUE_BYTES:
         raise InvalidInputError(f"{len(value):,} bytes long; at most {MAX_VALUE_BYTES:,} are allowed")
+    if not value.strip():
+        raise InvalidInputError("not JSON: it is empty")
     try:
         return decoder.decode(value)
     except msgspec.ValidationError as error:
         if "Number out of range" in str(error):
             return _decode_large(decoder, value)
         raise InvalidInputError(_sentence(str(error))) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise InvalidInputError("nested too deeply") from None
 
 
 def _decode_large(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
@@ -211,7 +237,14 @@ def _decode_large(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
 
 
 def _sentence(message: str) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.dp_size`" with the field in front."""
-    text, separator, path = message.partition(" - at `$.")
-    text = text[:1].lower() + text[1:]
-    return f"{path.rstrip('`')}: {text}" if separator else text
+    """msgspec's "Expected `int`, got `str` - at `$.dp_size`" as people say it, the field in front."""
+    text, _, path = message.partition(" - at `$")
+    field = path.strip(".`")
+    if missing := _MISSING.fullmatch(text):
+        inside = f"{field}." if field else ""
+        return f"{inside}{missing[1]}: missing"
+    if expected := _EXPECTED.fullmatch(text):
+        allowed = " or ".join(_TYPES.get(name, name) for name in expected[1].split(" | "))
+        found = "a decimal number" if expected[2] == "float" else _TYPES.get(expected[2], expected[2])
+        text = f"must be {allowed}, not {found}"
+    return f"{field}: {text}" if field else text

@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _PAGE_KEYS: Final = 40
 """Keys listed at once: even if each has the longest value that etcd takes, the answer fits."""
 _MIN_BACKOFF: Final = 0.1
+_NO_ANSWER_YET: Final = "no answer yet"
+_NEWS_SECONDS: Final = 60.0
+"""While etcd is away, another reason is logged this long after the one before at the earliest."""
 
 
 class Handler(Protocol):
@@ -92,7 +95,9 @@ class RangeWatcher:
         self._state_lock = threading.Lock()
         self._watching = False
         self._heartbeat_error: str | None = None
-        self._state = WatchState(False, time.time(), "not connected yet", self._client.endpoint, 0, 0, 0)
+        self._state = WatchState(False, time.time(), _NO_ANSWER_YET, self._client.endpoint, 0, 0, 0)
+        self._logged: WatchState | None = None
+        self._logged_at = -_NEWS_SECONDS
 
     @property
     def state(self) -> WatchState:
@@ -334,15 +339,30 @@ class RangeWatcher:
                 endpoint=self._client.endpoint,
                 revision=self._revision,
             )
+            state, news = self._state, self._is_news(self._state)
+            if news:
+                self._logged, self._logged_at = state, time.monotonic()
+        if news:
+            self._log(state)
         if connected != before.connected:
-            self._announce(self._state)
+            self._on_state()
 
-    def _announce(self, state: WatchState) -> None:
+    def _is_news(self, state: WatchState) -> bool:
+        """Every change is, the first failure is, and while it lasts another reason is now and then."""
+        logged = self._logged
+        if state.connected or state.error == _NO_ANSWER_YET:
+            return state.connected and (logged is None or not logged.connected)
+        if logged is None or logged.connected:
+            return True
+        return state.error != logged.error and time.monotonic() - self._logged_at >= _NEWS_SECONDS
+
+    def _log(self, state: WatchState) -> None:
         if state.connected:
             log.info("etcd at %s is followed from revision %d", state.endpoint, state.revision)
-        else:
+        elif self._cluster_id:
             log.warning("etcd is not followed now, what is known stays: %s", state.error)
-        self._on_state()
+        else:
+            log.warning("etcd is not connected, no instance is known yet: %s", state.error)
 
 
 def _difference(known: dict[bytes, int], now: Sequence[KeyValue], revision: int) -> Iterable[KeyEvent]:

@@ -109,15 +109,25 @@ def in_turn(instances: Sequence[InstanceView], turns: Turns) -> tuple[list[Candi
 
 def nobody(situation: Situation, policy: Policy, sides: Sides, missing: Exclusion) -> Decision:
     """The decision that no instance can take the request; those that were left have a reason too."""
-    left = [Excluded(instance, missing) for instance in (*sides.prefill, *sides.decode)]
+    excluded = [*sides.excluded, *(Excluded(i, missing) for i in (*sides.prefill, *sides.decode))]
     return Decision(
         policy=policy,
         situation=situation,
         prefill_candidates=(),
         decode_candidates=(),
-        excluded=[*sides.excluded, *left],
+        excluded=excluded,
         prefill=None,
         decode=None,
         rotation=situation.rotation,
-        reason="no prefill candidate" if missing is Exclusion.DECODE_ROLE else "no decode candidate",
+        reason=what_is_missing(excluded),
     )
+
+
+def what_is_missing(excluded: Sequence[Excluded]) -> str:
+    """What would have to be there for a decision, told from why everybody is out."""
+    codes = {item.code for item in excluded}
+    if Exclusion.NO_DECODE in codes:
+        return "no decode instance can be chosen"
+    if Exclusion.DECODE_ROLE in codes:
+        return "no prefill instance can be chosen"
+    return "no instance can be chosen"

@@ -220,10 +220,10 @@ def _why_ignored(match: RankMatch, instance: InstanceView) -> str | None:
     """Why the hits of a rank do not count; None when they do."""
     if not match.synchronized:
         return f"unsynchronized: {match.error}" if match.error else "unsynchronized"
-    if match.spec.incarnation is None:
-        return "static stream: it does not say which process it belongs to"
     if instance.identity is None:
         return "the instance has neither incarnation nor registration time"
+    if match.spec.incarnation is None:
+        return "static stream: it does not say which process it belongs to"
     if match.spec.incarnation != instance.identity:
         return "the stream belongs to another incarnation"
     return None

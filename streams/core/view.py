@@ -239,8 +239,7 @@ class View:
                 self.retained[block_hash] = key
         else:
             self._hold(block_hash, key, tier)
-        if self._waiting and block_hash in self._waiting:
-            self.adopt(block_hash)
+        self.adopt(block_hash)
 
     def _hold(self, block_hash: BlockHash, key: ContentKey, tier: Tier) -> None:
         if tier is Tier.DEVICE:
@@ -274,6 +273,8 @@ class View:
 
     def adopt(self, block_hash: BlockHash) -> None:
         """A block's content became known: its orphans, and theirs, join the index."""
+        if block_hash not in self._waiting:
+            return
         ready = [block_hash]
         while ready:
             parent = ready.pop()

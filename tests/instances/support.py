@@ -69,6 +69,11 @@ class TestEtcd(EtcdServer):
         etcd_post(self, "auth/user/grant", {"user": "root", "role": "root"})
         etcd_post(self, "auth/enable", {})
 
+    def add_user(self, name: str, password: str, *, as_root: str) -> None:
+        """Somebody who is let in, and has no right to anything."""
+        token = etcd_post(self, "auth/authenticate", {"name": "root", "password": as_root})["token"]
+        etcd_post(self, "auth/user/add", {"name": name, "password": password}, token)
+
     def change_password(self, old: str, new: str) -> None:
         token = etcd_post(self, "auth/authenticate", {"name": "root", "password": old})["token"]
         etcd_post(self, "auth/user/changepw", {"name": "root", "password": new}, token)

@@ -326,11 +326,18 @@ def test_a_replaced_mix_does_not_count_itself_as_the_decoder() -> None:
     assert view(machine, "m:1").current_role is Role.DECODE
 
 
-def test_a_suspect_decoder_is_none() -> None:
-    machine = machine_with(registration("d:1", role=Role.DECODE))
-    lose(machine, 1.0, healthy=False, name="d:1")
+@pytest.mark.parametrize("decoder", [registration("d:1", role=Role.DECODE), mix("d:1")])
+@pytest.mark.parametrize("healthy", [True, False])
+def test_a_decoder_counts_in_whatever_state_until_it_is_removed(decoder: Registration, healthy: bool) -> None:
+    machine = machine_with(decoder)
+    lose(machine, 1.0, healthy=healthy, name="d:1")
     machine.apply(Registered(mix("m:1")), 2.0)
-    assert view(machine, "m:1").current_role is Role.DECODE
+    assert view(machine, "m:1").current_role is Role.PREFILL
+    machine.advance(10.0)
+    machine.advance(100.0)
+    assert state(machine, "d:1") is None
+    machine.apply(Registered(mix("m:2")), 101.0)
+    assert view(machine, "m:2").current_role is Role.DECODE
 
 
 def test_mix_keeps_its_role_through_refreshes_and_loss_of_the_lease() -> None:
@@ -399,6 +406,32 @@ def test_a_stored_load_older_than_the_registration_is_ignored() -> None:
     load = view(machine).load
     assert load is not None
     assert (load.report, load.source, load.received_at) == (LOAD, LoadSource.ETCD, 2.0)
+
+
+def test_registering_again_ends_what_the_load_in_etcd_is_worth_and_keeps_the_heartbeat() -> None:
+    machine = machine_with()
+    machine.apply(Registered(registration(), 10), 0.0)
+    machine.apply(StoredLoad(NAME, LOAD, 11), 1.0)
+    machine.apply(Registered(registration(), 11), 2.0)
+    assert view(machine).load is not None, "written in one transaction"
+    machine.apply(Registered(registration(), 12), 3.0)
+    assert view(machine).load is None
+    machine.heartbeat(NAME, "one", 4.0, LOAD)
+    machine.apply(StoredLoad(NAME, LoadReport(9, 0.5), 13), 20.0)
+    machine.apply(Registered(registration(), 14), 21.0)
+    load = view(machine).load
+    assert load is not None
+    assert (load.source, load.report) == (LoadSource.HEARTBEAT, LOAD)
+
+
+def test_a_load_of_an_earlier_life_takes_the_place_of_what_was_known_from_etcd() -> None:
+    """As when the store is replaced by one with lower revisions."""
+    machine = machine_with()
+    machine.apply(Registered(registration(), 1000), 0.0)
+    machine.apply(StoredLoad(NAME, LOAD, 1001), 1.0)
+    machine.apply(Registered(registration(), 9), 2.0)
+    machine.apply(StoredLoad(NAME, LoadReport(1, 0.5), 8), 3.0)
+    assert view(machine).load is None
 
 
 def test_the_deletion_of_the_stored_load_clears_what_came_from_there_alone() -> None:

@@ -78,6 +78,11 @@ class Told:
     entered: list[tuple[str, float]] = field(default_factory=list)
     beats: list[float] = field(default_factory=list)
     loads: list[tuple[LoadSource, float, LoadReport]] = field(default_factory=list)
+    stored_at: int = 0
+    """Revision of the last load from etcd."""
+
+    def forget_stored(self) -> None:
+        self.loads[:] = [item for item in self.loads if item[0] is LoadSource.HEARTBEAT]
 
     @property
     def state(self) -> str:
@@ -107,6 +112,8 @@ class Retelling:
             if known.registration.role != registration.role:
                 known.current = self.role_for(registration)
             known.registration, known.revision = registration, revision
+            if known.stored_at < revision:
+                known.forget_stored()
             known.registered, known.probe = True, None
             if known.state != "ACTIVE":
                 known.enter("ACTIVE", now)
@@ -120,11 +127,7 @@ class Retelling:
         if registration.role is not Role.MIX:
             return registration.role
         others = [life for name, life in self.lives.items() if name != registration.name]
-        return (
-            Role.PREFILL
-            if any(o.current == "DECODE" and o.state != "SUSPECT" for o in others)
-            else Role.DECODE
-        )
+        return Role.PREFILL if any(other.current == "DECODE" for other in others) else Role.DECODE
 
     def load(self, life: Told, now: float) -> tuple[LoadSource, float, LoadReport] | None:
         beats = [item for item in life.loads if item[0] is LoadSource.HEARTBEAT]
@@ -232,14 +235,16 @@ class Walk:
     def stored(self, name: str, age: int, report: LoadReport) -> list[Action]:
         life = self.told.lives.get(name)
         written = (life.revision if life else self.revision) + age
-        if life and age >= 0:
+        if life and age < 0:
+            life.forget_stored()
+        elif life:
             life.loads.append((LoadSource.ETCD, self.now, report))
+            life.stored_at = written
         return self.machine.apply(StoredLoad(name, report, written), self.now)
 
     def unstored(self, name: str) -> list[Action]:
         if name in self.told.lives:
-            loads = self.told.lives[name].loads
-            loads[:] = [item for item in loads if item[0] is LoadSource.HEARTBEAT]
+            self.told.lives[name].forget_stored()
         return self.machine.apply(StoredLoadDeleted(name), self.now)
 
     def flip(self, name: str, identity: str | None, role: Role) -> list[Action]:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -217,28 +218,35 @@ def test_abort_wakes_up_a_watch_and_a_call(common_etcd: TestEtcd) -> None:
 # ---- passwords
 
 
+patient_settings = partial(quick_settings, request_timeout=10.0)
+"""A password takes etcd some computing."""
+
+
 def test_a_user_is_let_in_and_nobody_else(guarded_etcd: TestEtcd) -> None:
-    with client_of(quick_settings(guarded_etcd.endpoint, username="root", password="secret")) as client:
+    with client_of(patient_settings(guarded_etcd.endpoint, username="root", password="secret")) as client:
         client.put("k1", b"1")
         assert events_of(client, ALL, 1, 1)[0][0] == b"k1"
-    wrong = quick_settings(guarded_etcd.endpoint, username="root", password="wrong")
-    with client_of(wrong) as client, pytest.raises(EtcdRefusedError, match="authentication failed"):
+    wrong = patient_settings(guarded_etcd.endpoint, username="root", password="wrong")
+    with client_of(wrong) as client, pytest.raises(EtcdRefusedError, match="check ETCD_USERNAME and ETCD_P"):
         client.get("k1")
-    nobody = quick_settings(guarded_etcd.endpoint)
-    with client_of(nobody) as client, pytest.raises(EtcdRefusedError, match="user name is empty"):
+    nobody = patient_settings(guarded_etcd.endpoint)
+    with (
+        client_of(nobody) as client,
+        pytest.raises(EtcdRefusedError, match="set ETCD_USERNAME and ETCD_PASS"),
+    ):
         client.get("k1")
 
 
 def test_a_password_is_only_sent_once_it_is_asked_for(tmp_path: Path) -> None:
     with TestEtcd(tmp_path) as server:
-        with client_of(quick_settings(server.endpoint, username="root", password="secret")) as client:
+        with client_of(patient_settings(server.endpoint, username="root", password="secret")) as client:
             client.put("k1", b"1")
             server.ask_for_password("secret")
             assert client.get("k1") == b"1"
 
 
 def test_a_token_that_no_longer_counts_is_renewed(guarded_etcd: TestEtcd) -> None:
-    with client_of(quick_settings(guarded_etcd.endpoint, username="root", password="secret")) as client:
+    with client_of(patient_settings(guarded_etcd.endpoint, username="root", password="secret")) as client:
         client.put("k1", b"1")
         guarded_etcd.restart()  # tokens live in the server's memory
         assert client.get("k1") == b"1"
@@ -250,6 +258,22 @@ def test_a_token_that_no_longer_counts_is_renewed(guarded_etcd: TestEtcd) -> Non
 
 def test_the_password_is_not_shown() -> None:
     assert "secret" not in repr(EtcdSettings(username="root", password="secret"))
+
+
+def test_what_a_user_has_no_right_to_is_named(guarded_etcd: TestEtcd) -> None:
+    guarded_etcd.add_user("guest", "secret", as_root="secret")
+    names = KeyNames("prod-a")
+    with client_of(patient_settings(guarded_etcd.endpoint, username="guest", password="secret")) as client:
+        refused = (
+            "the user 'guest' has no right to read the keys from '/prod-a/XLLM:DECODE:' up to "
+            "'/prod-a/XLLM:PREFILL;' ("
+        )
+        for call in (lambda: client.range(names.range), lambda: client.watch(names.range, 1)):
+            with pytest.raises(EtcdRefusedError) as caught:
+                call()
+            assert str(caught.value).startswith(refused)
+        with pytest.raises(EtcdRefusedError, match="has no right to write the key 'k1'"):
+            client.put("k1", b"1")
 
 
 # ---- TLS
@@ -276,7 +300,7 @@ class TlsEtcd(TestEtcd):
     def settings(self, **more: str) -> EtcdSettings:
         files = {"ca": "ca.crt", "cert": "etcd.crt", "key": "etcd.key"}
         paths = {name: str(self.directory / file) for name, file in files.items()}
-        return quick_settings(self.endpoint, **{**paths, **more})
+        return patient_settings(self.endpoint, **{**paths, **more})
 
 
 def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
@@ -300,11 +324,29 @@ def test_tls_with_certificates_on_both_sides(tmp_path: Path) -> None:
             wait_until(lambda: seen, message="an interrupted watch over TLS must end")
             thread.join(5)
             stream.close()
-        with client_of(server.settings(cert="", key="")) as client, pytest.raises(EtcdUnavailableError):
+        for settings, hint in (
+            (server.settings(cert="", key=""), "set KVPORTAL_ETCD_CERT and KVPORTAL_ETCD_KEY"),
+            (server.settings(ca=""), "verify failed.*KVPORTAL_ETCD_CA must name the authority"),
+            (quick_settings(server.endpoint), "if it speaks TLS, KVPORTAL_ETCD_CA must be set"),
+        ):
+            with client_of(settings) as client, pytest.raises(EtcdUnavailableError, match=hint):
+                client.get("k1")
+
+
+def test_tls_to_a_server_without_it_says_so(common_etcd: TestEtcd, tmp_path: Path) -> None:
+    write_certificates(tmp_path)
+    settings = quick_settings(common_etcd.endpoint, ca=str(tmp_path / "ca.crt"))
+    with client_of(settings) as client, pytest.raises(EtcdUnavailableError, match="leave KVPORTAL_ETCD_CA"):
+        client.get("k1")
+
+
+def test_a_server_that_has_answered_and_is_gone_is_no_matter_of_settings(own_etcd: TestEtcd) -> None:
+    with client_of(quick_settings(own_etcd.endpoint)) as client:
+        client.put("k1", b"1")
+        own_etcd.kill()
+        with pytest.raises(EtcdUnavailableError) as caught:
             client.get("k1")
-        stranger = server.settings(ca="")
-        with client_of(stranger) as client, pytest.raises(EtcdUnavailableError, match="verify failed"):
-            client.get("k1")
+        assert "KVPORTAL" not in str(caught.value)
 
 
 def test_the_namespace_keeps_two_portals_apart(client: EtcdClient) -> None:

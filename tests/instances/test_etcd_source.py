@@ -7,13 +7,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
 from routing.instances.core import HealthSettings, HeartbeatResult
 from routing.instances.etcd import EtcdClient, EtcdSettings
 from routing.instances.keys import KeyNames
-from routing.instances.model import HealthState, InstanceView, LoadReport, LoadSource, Role, Snapshot
+from routing.instances.load_writer import LoadWriter
+from routing.instances.model import (
+    HealthState,
+    InstanceView,
+    LoadReport,
+    LoadSource,
+    Registration,
+    Role,
+    Snapshot,
+)
 from routing.instances.probe import ProbeSettings
 from routing.instances.registry import InstanceRegistry
 from routing.instances.sources import EtcdSource, Instances
@@ -275,6 +285,26 @@ def test_loads_in_etcd_are_taken_ignored_and_cleared(site: Site) -> None:
     wait_until(lambda: site.known().load is None)
 
 
+def test_after_registering_again_a_replica_that_runs_and_one_that_starts_know_the_same_load(
+    site: Site,
+) -> None:
+    key = NAMES.load(site.engine.name)
+    site.register("one")
+    site.client.put(key, load_value(3))
+    wait_until(lambda: waiting(site.view()) == (3, LoadSource.ETCD))
+    revision = site.register("one")
+    wait_until(lambda: site.known().revision == revision)
+    with portal(quick_settings(site.etcd.endpoint)) as other:
+        wait_until(lambda: other.registry.snapshot().instances)
+        late = other.registry.snapshot().by_name[site.engine.name]
+        assert (late.revision, waiting(late), waiting(site.view())) == (revision, None, None)
+        site.client.put(key, load_value(4))
+        for registry in (site.instances.registry, other.registry):
+            snapshot = registry.snapshot
+            wait_until(partial(lambda now: waiting(now().by_name[site.engine.name]) is not None, snapshot))
+            assert waiting(snapshot().by_name[site.engine.name]) == (4, LoadSource.ETCD)
+
+
 def test_a_heartbeat_here_beats_etcd_and_reaches_other_replicas(site: Site) -> None:
     with portal(quick_settings(site.etcd.endpoint)) as other:
         site.register("one")
@@ -339,6 +369,54 @@ def test_the_load_of_an_engine_without_lease_is_still_written_and_goes_when_it_i
         wait_until(lambda: site.client.get(key) is None)
 
 
+def test_the_load_goes_when_the_instance_is_removed_although_etcd_was_away_meanwhile(
+    own_etcd: TestEtcd,
+) -> None:
+    with site_on(own_etcd, HealthSettings(0.3, 0.3)) as site:
+        site.register("one")
+        site.register("one", name="stays:1")
+        site.wait(ACTIVE)
+        site.instances.registry.heartbeat(site.engine.name, "one", LoadReport(4, 0.5))
+        key = NAMES.load(site.engine.name)
+        wait_until(lambda: site.client.get(key) is not None)
+        site.client.delete(site.key())
+        wait_until(lambda: not site.known().registered)
+        own_etcd.kill()
+        site.wait(None)
+        wait_until(lambda: not site.instances.source.status().connected)
+        own_etcd.start()
+        wait_until(lambda: site.client.get(key) is None)
+
+
+def test_loads_left_behind_go_unless_somebody_still_writes_them_or_has_registered(
+    common_etcd: TestEtcd,
+) -> None:
+    with closing(EtcdClient(quick_settings(common_etcd.endpoint, request_timeout=5.0))) as client:
+        for name in ("lives:1", "left:1", "written:1", "registered:1"):
+            client.put(NAMES.load(name), load_value(1))
+        client.put("XLLM:LOADMETRICS:", b"nobody's")
+        client.put(NAMES.registration(Role.MIX, "lives:1"), registration_value())
+        client.put(NAMES.registration(Role.DECODE, "registered:1"), registration_value())
+        # This portal does not know of the one that is registered as well.
+        views = {"lives:1": InstanceView(Registration("lives:1"), 0, Role.DECODE, ACTIVE, 0.0, "")}
+        writer = LoadWriter(
+            quick_settings(common_etcd.endpoint, request_timeout=5.0),
+            lambda: Snapshot(tuple(views.values()), views),
+            interval=0.02,
+            orphan_seconds=1.5,
+        )
+        writer.start()
+        try:
+            wait_until(lambda: writer._orphans is not None)
+            client.put(NAMES.load("written:1"), load_value(2))
+            wait_until(lambda: client.get(NAMES.load("left:1")) is None)
+            wait_until(lambda: writer._orphans == {})
+        finally:
+            writer.stop()
+        left = {kv.key.decode().rpartition("LOADMETRICS:")[2] for kv in client.range(NAMES.loads).kvs}
+        assert left == {"", "lives:1", "written:1", "registered:1"}
+
+
 def test_loads_are_written_once_etcd_is_back(own_etcd: TestEtcd) -> None:
     with site_on(own_etcd) as site:
         site.register("one")
@@ -367,9 +445,11 @@ def test_while_etcd_is_away_instances_stay_and_nothing_waits(own_etcd: TestEtcd,
             result = site.instances.registry.heartbeat(site.engine.name, "one", LoadReport(number, 0.5))
             assert (result, site.state()) == (HeartbeatResult.ACCEPTED, ACTIVE)
         assert site.instances.registry.snapshot().topology_version == before.topology_version
-        assert site.instances.source.status().error
+        status = site.instances.source.status()
+        assert status.trouble == f"etcd is not connected: {status.error}"
         own_etcd.start() if fault == "killed" else own_etcd.thaw()
         wait_until(lambda: site.instances.source.status().connected)
+        assert site.instances.source.status().trouble is None
         site.register("one", name="later:1")
         site.wait(ACTIVE, "later:1")
         assert site.instances.registry.snapshot().by_name[site.engine.name].order == before.instances[0].order

@@ -115,6 +115,34 @@ def test_in_a_listing_loads_come_after_their_instances() -> None:
     assert [type(item) for item in inputs] == [Registered, StoredLoad]
 
 
+def test_in_one_transaction_loads_come_after_their_instances() -> None:
+    inputs = feed(
+        table(),
+        put("XLLM:LOADMETRICS:a:1", LOAD, 5),
+        put("XLLM:PREFILL:a:1", value(), 5),
+        put("XLLM:LOADMETRICS:a:1", LOAD, 6),
+        put("XLLM:PREFILL:a:1", value(), 7),
+    )
+    assert [(type(item), item.revision) for item in inputs] == [  # type: ignore[union-attr]
+        (Registered, 5),
+        (StoredLoad, 5),
+        (StoredLoad, 6),
+        (Registered, 7),
+    ]
+
+
+def test_a_registration_that_counts_again_brings_the_load_that_stands_in_etcd() -> None:
+    """A replica that starts now would find that registration and that load."""
+    both = table()
+    feed(both, put("XLLM:PREFILL:a:1", value("one"), 5), put("XLLM:DECODE:a:1", value("two"), 6))
+    feed(both, put("XLLM:LOADMETRICS:a:1", LOAD, 7))
+    back, load = feed(both, deleted("XLLM:DECODE:a:1", 8, value("two")))
+    assert isinstance(back, Registered)
+    assert load == StoredLoad(NAME, LoadReport(2, 0.5), 7)
+    feed(both, put("XLLM:DECODE:a:1", value("two"), 9), deleted("XLLM:LOADMETRICS:a:1", 10))
+    assert len(feed(both, deleted("XLLM:DECODE:a:1", 11, value("two")))) == 1
+
+
 def test_a_deletion_names_the_incarnation_that_is_gone() -> None:
     one = table()
     feed(one, put("XLLM:DEFAULT:a:1", value("one"), 5))

@@ -14,7 +14,9 @@ def after(*arrivals: tuple[LoadSource, float]) -> LoadPair:
     pair = NO_LOAD
     for source, at in arrivals:
         report = LoadReport(int(at), 0.5)
-        pair = pair.with_heartbeat(report, at) if source is HEARTBEAT else pair.with_stored(report, at)
+        pair = (
+            pair.with_heartbeat(report, at) if source is HEARTBEAT else pair.with_stored(report, at, int(at))
+        )
     return pair
 
 
@@ -64,6 +66,14 @@ def test_it_is_known_when_another_load_will_count(
     if turns_at is not None:
         assert pair.at(turns_at).current is not pair.current
         assert pair.at(turns_at).turns_at is None
+
+
+def test_a_stored_load_that_is_older_than_the_registration_does_not_count_any_more() -> None:
+    both = after((HEARTBEAT, 0.0), (ETCD, 12.0))
+    assert both.without_stored_before(12) is both
+    assert both.without_stored_before(13).current == after((HEARTBEAT, 0.0)).current
+    assert after((ETCD, 12.0)).without_stored_before(13) == NO_LOAD
+    assert NO_LOAD.without_stored_before(13) is NO_LOAD
 
 
 def test_without_the_stored_load_the_heartbeat_counts() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from routing.instances.core import ProbeResult, StartProbe
 from routing.instances.probe import Prober, ProbeSettings
+from streams.resolver import Resolver
 from tests.instances.support import Engine, closed_port, silent_port
 from tests.support.waiting import wait_until
 
@@ -59,6 +60,19 @@ def answering(reply: Callable[[socket.socket], object]) -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
         thread.join(5)
+
+
+@contextmanager
+def full_port() -> Iterator[int]:
+    """A port whose queue is full: connecting to it neither succeeds nor fails."""
+    with socket.socket() as server, ExitStack() as clients:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(2):
+            client = clients.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(server.getsockname())
+        yield server.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -116,30 +130,131 @@ def test_a_bad_address_is_unhealthy(name: str) -> None:
     assert result.detail
 
 
-def test_many_probes_run_side_by_side_and_starting_them_does_not_wait() -> None:
+def test_hundreds_of_probes_run_side_by_side_and_starting_them_does_not_wait() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0), backlog=64) as silent,
+        socket.create_server(("127.0.0.1", 0), backlog=512) as silent,
         ExitStack() as asked,
         prober(ProbeSettings(timeout=60.0, attempts=1)) as (probes, results),
     ):
-        for token in range(40):
+        for token in range(300):
             probes.start_probe(StartProbe(f"127.0.0.1:{silent.getsockname()[1]}", token))
-        for _ in range(40):
+        for _ in range(300):
             connection, _ = silent.accept()
             assert asked.enter_context(connection).recv(100)
-        # Forty have asked and none has been answered.
+        # Three hundred have asked and none has been answered.
         assert results == []
         asked.close()
-        wait_until(lambda: len(results) == 40)
-    assert {result.token for result in results} == set(range(40))
+        wait_until(lambda: len(results) == 300)
+    assert {result.token for result in results} == set(range(300))
 
 
-def test_more_probes_than_threads_all_get_their_turn() -> None:
+def test_mute_engines_are_all_judged_after_their_attempts() -> None:
+    with silent_port() as port, prober(ProbeSettings(timeout=0.5, attempts=2)) as (probes, results):
+        for token in range(300):
+            probes.start_probe(StartProbe(f"127.0.0.1:{port}", token))
+        wait_until(lambda: len(results) == 300)
+    assert {result.detail for result in results} == {"no answer within 0.5 s"}
+
+
+class Names:
+    """A name server of a test's own; what it does not know it does not answer until it is closed."""
+
+    def __init__(self, **known: tuple[str, ...]) -> None:
+        self._known = known
+        self._closed = threading.Event()
+        self.asked: list[str] = []
+
+    def __call__(self, host: str) -> tuple[str, ...]:
+        self.asked.append(host)
+        if host not in self._known:
+            self._closed.wait(60)
+            raise OSError(f"no answer for {host}")
+        return self._known[host]
+
+    def close(self) -> None:
+        self._closed.set()
+
+
+@contextmanager
+def resolving(names: Names, settings: ProbeSettings = SETTINGS) -> Iterator[tuple[Prober, list[ProbeResult]]]:
+    results: list[ProbeResult] = []
+    prober = Prober(settings, results.append, Resolver(names))
+    try:
+        yield prober, results
+    finally:
+        prober.stop()
+        names.close()
+
+
+def test_a_name_that_is_not_resolved_in_time_is_unhealthy() -> None:
+    with resolving(Names()) as (probes, results):
+        probes.start_probe(StartProbe("slow:80", 1))
+        wait_until(lambda: results)
+    assert results == [ProbeResult("slow:80", 1, False, "its name was not resolved within 0.3 s")]
+
+
+def test_names_that_are_not_resolved_hold_nobody_up() -> None:
+    names = Names(engine=("127.0.0.1",))
+    with Engine().serving() as engine, resolving(names, ProbeSettings(timeout=60.0)) as (probes, results):
+        for token in range(200):
+            probes.start_probe(StartProbe(f"slow{token}:80", token))
+        wait_until(lambda: len(names.asked) == 200)
+        probes.start_probe(StartProbe(f"engine:{engine.name.rpartition(':')[2]}", 999))
+        wait_until(lambda: results)
+        assert [(result.token, result.healthy) for result in results] == [(999, True)]
+
+
+def test_a_name_that_cannot_be_resolved_says_so() -> None:
+    names = Names()
+    names.close()
+    with resolving(names) as (probes, results):
+        probes.start_probe(StartProbe("nowhere:80", 1))
+        wait_until(lambda: results)
+    assert results[0].detail == "its name cannot be resolved: no answer for nowhere"
+
+
+def test_an_engine_answers_at_the_address_that_it_listens_on() -> None:
+    """Nobody listens at the others: one refuses, one is mute."""
+    with full_port() as port:
+        with Engine().serving() as engine:
+            there = engine.name.rpartition(":")[2]
+            names = Names(engine=("127.0.0.2", "::1", "127.0.0.1"), mute=("127.0.0.1", "127.0.0.2"))
+            with resolving(names, ProbeSettings(timeout=5.0, attempts=1)) as (probes, results):
+                probes.start_probe(StartProbe(f"engine:{there}", 1))
+                wait_until(lambda: results)
+                assert (results[0].healthy, results[0].detail) == (True, "status 200")
+        with resolving(names, ProbeSettings(timeout=0.4, attempts=1)) as (probes, results):
+            # The first address takes half of the time, so the refusal of the second is still heard.
+            probes.start_probe(StartProbe(f"mute:{port}", 2))
+            wait_until(lambda: results)
+            assert (results[0].healthy, results[0].detail) == (False, "Connection refused")
+
+
+def test_stop_does_not_wait_for_names_or_answers() -> None:
+    names = Names()
+    with silent_port() as port:
+        results: list[ProbeResult] = []
+        probes = Prober(ProbeSettings(timeout=60.0), results.append, Resolver(names))
+        probes.start_probe(StartProbe("slow:80", 1))
+        probes.start_probe(StartProbe(f"127.0.0.1:{port}", 2))
+        wait_until(lambda: names.asked)
+        probes.stop(30.0)
+        assert "health-probe" not in {thread.name for thread in threading.enumerate()}
+        waiting = [thread for thread in threading.enumerate() if thread.name == "resolve slow"]
+        names.close()
+        for thread in waiting:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert results == []
+        probes.stop()
+
+
+def test_a_thousand_probes_of_a_living_engine_all_get_their_turn() -> None:
     patient = ProbeSettings(timeout=10.0, attempts=1)
     with Engine().serving() as engine, prober(patient) as (probes, results):
-        for token in range(300):
+        for token in range(1000):
             probes.start_probe(StartProbe(engine.name, token))
-        wait_until(lambda: len(results) == 300, 30)
+        wait_until(lambda: len(results) == 1000, 30)
     assert all(result.healthy for result in results)
 
 

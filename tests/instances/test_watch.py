@@ -139,6 +139,62 @@ def test_without_a_server_the_state_says_why_and_it_begins_when_there_is_one(own
         assert mirror.events == []
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "routing.instances.watch"]
+
+
+def test_a_server_that_cannot_be_reached_from_the_start_is_logged_once_and_so_is_its_return(
+    own_etcd: TestEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    own_etcd.stop()
+    with watching(quick_settings(own_etcd.endpoint)) as (watcher, _):
+        wait_until(lambda: warnings_of(caplog))
+        own_etcd.start()
+        wait_connected(watcher)
+        wait_until(lambda: len(warnings_of(caplog)) == 2)
+    first, second = warnings_of(caplog)
+    assert first.startswith("etcd is not connected, no instance is known yet: ")
+    assert "refused" in first
+    assert second.startswith(f"etcd at {own_etcd.endpoint} is followed from revision ")
+
+
+def test_a_server_that_hangs_up_is_logged_once_with_what_may_be_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with watching(quick_settings(f"127.0.0.1:{server.getsockname()[1]}")):
+            for _ in range(8):
+                server.accept()[0].close()
+    (warning,) = warnings_of(caplog)
+    assert "the server closed the connection; if it speaks TLS, KVPORTAL_ETCD_CA must be set" in warning
+
+
+def test_a_missing_user_name_is_logged_with_the_variables_to_set(
+    guarded_etcd: TestEtcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    with watching(quick_settings(guarded_etcd.endpoint, request_timeout=10.0)) as (watcher, _):
+        wait_until(lambda: warnings_of(caplog))
+        assert "set ETCD_USERNAME and ETCD_PASSWORD" in (watcher.state.error or "")
+    (warning,) = warnings_of(caplog)
+    assert "set ETCD_USERNAME and ETCD_PASSWORD" in warning
+
+
+def test_another_reason_is_logged_when_some_time_has_passed(
+    own_etcd: TestEtcd, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_etcd.stop()
+    with watching(quick_settings(own_etcd.endpoint)) as (watcher, _):
+        wait_until(lambda: warnings_of(caplog))
+        own_etcd.start()
+        own_etcd.ask_for_password("secret")
+        own_etcd.kill()
+        monkeypatch.setattr("routing.instances.watch._NEWS_SECONDS", 0.0)
+        own_etcd.start()
+        wait_until(lambda: "ETCD_USERNAME" in warnings_of(caplog)[-1])
+        assert not watcher.state.connected
+
+
 def test_a_killed_server_is_resumed_from_where_it_was(own_etcd: TestEtcd) -> None:
     with (
         closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,

@@ -147,6 +147,20 @@ def test_explanation_names_missing_ranks_without_enumerating_absurd_ones():
     assert len(row["missing_ranks"]) <= 16
 
 
+def test_explanation_says_why_hits_do_not_count():
+    reasons = {}
+    for identity, stream in ((None, None), ("life-1", None), ("life-1", "life-0"), ("life-1", "life-1")):
+        found = match("a:1", device=4, incarnation=stream)
+        answer = Api(instance("a:1", incarnation=identity), index=FixedIndex([found])).select(explain=True)
+        reasons[identity, stream] = answer["candidates"][0]["ranks"][0]["ignored"]
+    assert reasons == {
+        (None, None): "the instance has neither incarnation nor registration time",
+        ("life-1", None): "static stream: it does not say which process it belongs to",
+        ("life-1", "life-0"): "the stream belongs to another incarnation",
+        ("life-1", "life-1"): None,
+    }
+
+
 def test_nonsense_load_does_not_break_the_answer():
     api = Api(
         instance("a:1", waiting=2**80, usage=0.5),
@@ -169,12 +183,38 @@ def test_no_candidates_gives_the_reason_of_each_instance():
     answer = orjson.loads(response.body)
     assert response.status == 503
     assert answer["error"]["code"] == "no_candidates"
+    assert answer["error"]["message"].startswith("no decode instance can be chosen: ")
     assert "p:1: it is PREFILL and needs a decode instance" in answer["error"]["message"]
     assert "s:1: it is SUSPECT" in answer["error"]["message"]
     assert {item["instance_name"]: item["code"] for item in answer["excluded"]} == {
         "p:1": "no_decode",
         "s:1": "suspect",
     }
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize(
+    ("instances", "missing"),
+    [
+        ([instance("p:1", "PREFILL")], "no decode instance can be chosen"),
+        ([instance("d:1", "DECODE")], "no prefill instance can be chosen"),
+        (
+            [instance("p:1", "PREFILL", state=HealthState.SUSPECT), instance("d:1", "DECODE", order=1)],
+            "no prefill instance can be chosen",
+        ),
+        (
+            [instance("p:1", "PREFILL"), instance("d:1", "DECODE", order=1, state=HealthState.SUSPECT)],
+            "no decode instance can be chosen",
+        ),
+        ([instance("a:1", state=HealthState.SUSPECT)], "no instance can be chosen"),
+    ],
+)
+def test_no_candidates_says_what_is_missing(instances, missing, policy):
+    api = Api(*instances, policy=policy)
+    answer = orjson.loads(api.select_raw({"token_ids": [1], "explain": True}).body)
+    assert answer["error"]["message"].startswith(f"{missing}: ")
+    decision = api.selector.preview(b"\1\0\0\0")
+    assert decision.reason == missing
 
 
 def test_no_candidates_sentence_stays_short_with_many_instances():
@@ -216,6 +256,8 @@ def test_open_request_id_is_a_conflict_until_it_ends():
         ({"token_ids": [], "request_id": "x" * 257}, 400, "request_id"),
         ({"token_ids": [], "request_id": "a/b"}, 400, "request_id"),
         ({"token_ids": [], "request_id": "a\nb"}, 400, "request_id"),
+        ({"token_ids": [], "request_id": "."}, 400, "request_id"),
+        ({"token_ids": [], "request_id": ".."}, 400, "request_id"),
         ({"token_ids": [], "explain": 1}, 400, "explain"),
     ],
 )

@@ -39,29 +39,68 @@ def test_noisy_rows_get_the_least_squares_fit():
     "rows",
     [
         (),
-        [(512, 31.0)],
-        [(512, 31.0), (1024, 55.5)],  # two points do not make a parabola
-        [(512, 31.0)] * 5,
-        [(512, 31.0), (512, 32.0), (1024, 55.5), (1024, 55.5)],
-        [(0, 1.0), (0, 2.0), (0, 3.0)],
-        [(math.nan, 1.0), (math.inf, 2.0), (3, math.nan), (1, 2.0)],
-        [(1, 2, 3), (2,), (), (3, 4.0)],
+        [(math.nan, 1.0), (math.inf, 2.0), (3, math.nan)],
+        [(1, 2, 3), (2,), ()],
         [("a", "b"), (None, 1), (object(), 2)],
         [(1e200, 1.0), (2e200, 2.0), (3e200, 3.0)],
-        [(10**400, 1.0), (2, 2.0), (3, 3.0)],
+        [(10**400, 1.0)],
     ],
 )
-def test_ttft_without_a_determined_fit_is_zero(rows):
+def test_ttft_without_a_usable_row_is_zero(rows):
     assert fit_predictor(rows).ttft(1000) == 0.0
+    assert fit_predictor(rows).ttft_fit.rows == 0
+    assert NO_PREDICTOR.ttft(1000) == NO_PREDICTOR.tpot(batch=1, total_tokens=1) == 0.0
 
 
-def test_tpot_without_a_determined_fit_is_zero():
-    same_length = [(513, b, 20.0 + b) for b in (1, 2, 4, 8)]  # batch and total tokens move together
-    same_batch = [(length, 8, length / 100) for length in (10, 20, 30, 40)]
-    assert fit_predictor((), same_length).tpot(batch=4, total_tokens=100) == 0.0
-    assert fit_predictor((), same_batch).tpot(batch=4, total_tokens=100) == 0.0
-    assert fit_predictor((), [(512, 8, 21.0)]).tpot(batch=4, total_tokens=100) == 0.0
-    assert NO_PREDICTOR.tpot(batch=1, total_tokens=1) == 0.0
+UNDETERMINED_TTFT = [
+    [(512, 31.0)],
+    [(512, 31.0), (1024, 55.5)],  # two points do not make a parabola
+    [(512, 31.0)] * 5,
+    [(512, 31.0), (512, 33.0), (1024, 55.5), (1024, 56.5)],
+    [(0, 1.0), (0, 2.0), (0, 3.0)],
+]
+
+
+@pytest.mark.parametrize("rows", UNDETERMINED_TTFT)
+def test_ttft_of_rows_that_do_not_determine_a_parabola_is_the_smallest_least_squares_fit(rows):
+    predictor = fit_predictor(rows)
+    n, ms = np.array(rows, dtype=float).T
+    # The solution of minimum norm is what the pseudo-inverse makes of the times.
+    expected = np.linalg.pinv(np.column_stack([np.ones_like(n), n, n * n])) @ ms
+    for tokens in (0, 512, 700, 1024, 3000):
+        smooth = float(expected @ [1.0, tokens, tokens * tokens])
+        assert predictor.ttft(tokens) == pytest.approx(max(smooth, 0.0), rel=1e-6, abs=1e-9)
+    for tokens in set(n):
+        assert predictor.ttft(int(tokens)) == pytest.approx(float(ms[n == tokens].mean()))
+
+
+def test_one_ttft_row_grows_with_the_prompt():
+    # (1, n, n^2) is scaled so that it meets 31 ms at 512 tokens: n^2 carries nearly all of it
+    predictor = fit_predictor([(512, 31.0)])
+    assert predictor.ttft(512) == pytest.approx(31.0)
+    assert predictor.ttft(1024) == pytest.approx(124.0, rel=1e-3)
+    assert predictor.ttft(256) == pytest.approx(7.75, rel=5e-3)
+
+
+UNDETERMINED_TPOT = [
+    [(513, b, 20.0 + b) for b in (1, 2, 4, 8)],  # batch and total tokens move together
+    [(length, 8, 5 + length / 100) for length in (10, 20, 30, 40)],
+    [(512, 8, 21.0)],
+    [(1, 1, 7.0), (1, 2, 9.0)],  # nobody has any tokens
+]
+
+
+@pytest.mark.parametrize("rows", UNDETERMINED_TPOT)
+def test_tpot_of_rows_that_do_not_determine_a_plane_is_the_smallest_least_squares_fit(rows):
+    predictor = fit_predictor((), rows)
+    length, batch, ms = np.array(rows, dtype=float).T
+    matrix = np.column_stack([np.ones_like(batch), batch, batch * (length - 1)])
+    expected = np.linalg.pinv(matrix) @ ms
+    for number, total in ((1, 0), (4, 100), (8, 4088), (16, 9000)):
+        smooth = float(expected @ [1.0, number, total])
+        assert predictor.tpot(batch=number, total_tokens=total) == pytest.approx(max(smooth, 0.0), rel=1e-6)
+    for row, total in zip(rows, matrix[:, 2], strict=True):
+        assert predictor.tpot(batch=row[1], total_tokens=int(total)) == pytest.approx(row[2])
 
 
 def test_unusable_rows_do_not_spoil_the_rest():

@@ -65,10 +65,30 @@ def test_generate_with_a_number_sets_the_total(metrics):
     assert metrics.counts(D).decode_token_num == 1010
     metrics.report("r", Report(Action.GENERATE, 10), 1.0)
     assert metrics.counts(D).decode_token_num == 1010
-    metrics.report("r", Report(Action.GENERATE, 4), 1.0)  # overtaken by the later one
-    assert metrics.counts(D).decode_token_num == 1010
+    metrics.report("r", Report(Action.GENERATE, 4), 1.0)
+    assert metrics.counts(D).decode_token_num == 1004
     metrics.report("r", Report(Action.GENERATE), 1.0)
-    assert metrics.counts(D).decode_token_num == 1011
+    assert metrics.counts(D).decode_token_num == 1005
+    metrics.report("r", Report(Action.GENERATE, 0), 1.0)
+    assert metrics.counts(D).decode_token_num == 1000
+    assert metrics.report("r", Report(Action.FINISH_DECODE), 1.0) == [D]
+    assert done(metrics)
+
+
+@pytest.mark.parametrize("total", [0, 1, 10])
+def test_finish_prefill_after_a_total_does_not_change_the_total(metrics, total):
+    metrics.report("r", Report(Action.GENERATE, total), 1.0)
+    metrics.report("r", Report(Action.FINISH_PREFILL), 1.0)
+    assert metrics.counts(P) == Counts()
+    assert metrics.counts(D) == Counts(0, 0, 1, 1000 + total, 0.0)
+    metrics.report("r", Report(Action.FINISH_DECODE), 1.0)
+    assert done(metrics)
+
+
+def test_finish_prefill_after_a_token_without_a_total_still_counts_its_own(metrics):
+    metrics.report("r", Report(Action.GENERATE), 1.0)
+    metrics.report("r", Report(Action.FINISH_PREFILL), 1.0)
+    assert metrics.counts(D).decode_token_num == 1002
 
 
 def test_finish_decode_takes_off_exactly_what_was_counted(metrics):

@@ -19,12 +19,14 @@ class Situation:
         self.now = 100.0
         self.instances = Snapshot()
         self.desired = 0
+        self.trouble: str | None = None
         self.facts = FactsReader(
             snapshot=lambda: self.instances,
             statuses=tuple,
             desired=lambda: self.desired,
             kv_events=True,
             static_streams=False,
+            source_trouble=lambda: self.trouble,
             clock=lambda: self.now,
         )
 
@@ -44,6 +46,14 @@ def test_instances_count_by_their_current_role_while_they_can_be_scheduled():
     assert (facts.instances, facts.default, facts.prefill, facts.decode) == (4, 1, 1, 1)
     situation.instances = Snapshot(instances=(), topology_version=2)
     assert (situation.facts().instances, situation.facts().default) == (0, 0)
+
+
+def test_what_keeps_instances_from_being_known_is_told_while_none_is():
+    situation = Situation()
+    situation.trouble = "etcd is not connected: no answer in time"
+    assert situation.facts().source_trouble == situation.trouble
+    situation.instances = Snapshot(instances=(view(0, Role.DEFAULT, Role.DEFAULT),), topology_version=1)
+    assert situation.facts().source_trouble is None
 
 
 def test_it_runs_from_up_to_down():

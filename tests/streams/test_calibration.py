@@ -308,3 +308,18 @@ def test_messages_that_never_arrive_are_drift_and_repaired_all_the_same(driven: 
     assert driven.follower.status().last_snapshot.count == 2
     assert (driven.holds(2), driven.holds(3)) == ((0, 0), (1, 0))
     assert drift(driven) == (1, 1)
+
+
+def test_a_copy_announced_during_a_calibration_is_understood_though_no_snapshot_lists_the_block(
+    driven: Driven,
+) -> None:
+    driven.synchronize(0, store(1, 2))
+    driven.live(1, remove(2))
+    driven.advance(6)  # past the time in which unknown blocks are expected
+    driven.follower.resync("operator", drop=False)
+    driven.live(2, copy(2), store(3, parent=2))
+    driven.answer(1, store(1))
+    driven.advance(3)
+    assert driven.holds(1, 2, 3) == (2, 1)
+    assert driven.resyncs() == {"start": 1, "operator": 1}
+    assert drift(driven) == (0, 0)
