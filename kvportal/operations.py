@@ -92,18 +92,6 @@ class NoGauges:
         return None
 
 
-class NoDirectory:
-    """The index is off: no streams, nothing to resynchronise."""
-
-    def statuses(self) -> tuple[StreamStatus, ...]:
-        return ()
-
-    def resync(
-        self, *, instance_name: str | None = None, dp_rank: int | None = None, drop: bool = False
-    ) -> tuple[StreamId, ...]:
-        return ()
-
-
 def is_start(change: StreamChange) -> bool:
     """Whether a change only tells that a stream is followed from now on."""
     return change.old is change.new and change.fault is not None and change.fault.code in STARTING_CODES

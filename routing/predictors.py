@@ -56,9 +56,6 @@ class Predictor:
         return _plausible(fit.constant + fit.first * batch + fit.second * total_tokens)
 
 
-NO_PREDICTOR: Final = Predictor()
-
-
 def fit_predictor(
     ttft_rows: Iterable[Sequence[float]] = (), tpot_rows: Iterable[Sequence[float]] = ()
 ) -> Predictor:

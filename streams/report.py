@@ -63,6 +63,7 @@ class StreamReport:
         """What has just happened, in a few words; goes into the next step of the history."""
         self._told: tuple[StreamState, Fault | None] | None = None
         self._notice: tuple[float, Fault] | None = None
+        self._throttled = 0.0
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount
@@ -86,7 +87,8 @@ class StreamReport:
 
     def throttled(self, seconds: float) -> None:
         """The stream had to sleep because it used more than its share."""
-        self.count("throttled_ms", max(1, round(seconds * 1000)))
+        self._throttled += seconds
+        self.counters["throttled_ms"] = round(self._throttled * 1000)
         sentence = "the engine sends more than a quarter of a core can take; the stream is slowed down"
         self._notice = (self._wall(), Fault("throttled", sentence))
 

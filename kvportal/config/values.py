@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -131,8 +131,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() in LOOPBACK_NAMES
-
-
-def first_set(environ: Mapping[str, str], keys: Sequence[str]) -> str | None:
-    """The first of `keys` that is set to something; an empty variable counts as not set."""
-    return next((key for key in keys if environ.get(key, "").strip()), None)

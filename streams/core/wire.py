@@ -51,10 +51,6 @@ def decode_sequence(frame: bytes | memoryview) -> int:
     return int.from_bytes(frame, "big")
 
 
-def encode_sequence(sequence: int) -> bytes:
-    return sequence.to_bytes(SEQUENCE_BYTES, "big")
-
-
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
     """What a batch is beside its events; known for certain once all of it is decoded."""

@@ -6,10 +6,11 @@ import pytest
 
 from streams.core.errors import StreamError
 from streams.core.reply import SnapshotReply
-from streams.core.wire import END_SEQUENCE, encode_sequence
+from streams.core.wire import END_SEQUENCE
 from streams.pacing import LONGEST, PAUSE, SHARE, WORK, Pacer
+from streams.simulator.messages import sequence_frame
 
-END = [b"", encode_sequence(END_SEQUENCE), b""]
+END = [b"", sequence_frame(END_SEQUENCE), b""]
 
 
 def add(reply: SnapshotReply, *parts: bytes) -> bool:
@@ -17,7 +18,7 @@ def add(reply: SnapshotReply, *parts: bytes) -> bool:
 
 
 def part(watermark: int, payload: bytes) -> list[bytes]:
-    return [b"", encode_sequence(watermark), payload]
+    return [b"", sequence_frame(watermark), payload]
 
 
 def test_a_reply_of_several_parts_is_complete_with_the_end_marker() -> None:
@@ -37,7 +38,7 @@ def test_a_reply_of_several_parts_is_complete_with_the_end_marker() -> None:
         ([[b"x", bytes(8), b""]], "snapshot_malformed", "first frame has 1 bytes, it must be empty"),
         ([[b"", bytes(7), b""]], "snapshot_malformed", "7 bytes"),
         ([part(1, b"a"), part(2, b"b")], "snapshot_malformed", "two watermarks, 1 and 2"),
-        ([part(1, b"a"), [b"", encode_sequence(END_SEQUENCE), b"x"]], "snapshot_malformed", "end marker"),
+        ([part(1, b"a"), [b"", sequence_frame(END_SEQUENCE), b"x"]], "snapshot_malformed", "end marker"),
         ([part(1, bytes(93))], "snapshot_too_large", "max_message_bytes allows 100: raise it"),
         ([part(1, bytes(50)), part(1, bytes(50))], "snapshot_too_large", "116 bytes"),
     ],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from routing.predictors import NO_PREDICTOR, fit_predictor
+from routing.predictors import Predictor, fit_predictor
 
 
 def test_ttft_recovers_an_exact_parabola():
@@ -49,7 +49,7 @@ def test_noisy_rows_get_the_least_squares_fit():
 def test_ttft_without_a_usable_row_is_zero(rows):
     assert fit_predictor(rows).ttft(1000) == 0.0
     assert fit_predictor(rows).ttft_fit.rows == 0
-    assert NO_PREDICTOR.ttft(1000) == NO_PREDICTOR.tpot(batch=1, total_tokens=1) == 0.0
+    assert Predictor().ttft(1000) == Predictor().tpot(batch=1, total_tokens=1) == 0.0
 
 
 UNDETERMINED_TTFT = [
