@@ -140,7 +140,7 @@ def _instance(view: InstanceView, excluded: Fault | None, ranks: list[StreamStat
 def instance_hint(view: InstanceView, excluded: Fault | None, followed: int) -> str | None:
     """What to look at although nothing failed: ranks without a stream, no load."""
     if view.state is HealthState.SUSPECT:
-        return "It gets no requests. It comes back with its next heartbeat, or is removed."
+        return "Look after the engine. It gets no requests until its next heartbeat, or is removed."
     if excluded is None and 0 < followed < view.dp_size:
         return f"{view.dp_size - followed} of its {view.dp_size} ranks have no stream; its hits do not count."
     if view.load is None:

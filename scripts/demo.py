@@ -3,8 +3,8 @@
     .venv/bin/python -m scripts.demo [--port 8888]
 
 Keeps its database, its login and the engines' output in var/demo (or KVPORTAL_DATA_DIR), apart from a real
-installation; every other KVPORTAL_ variable is ignored. Exit status 0 after Ctrl-C or SIGTERM, 1 when one of
-the processes ended by itself.
+installation; every other KVPORTAL_ variable is ignored. Exit status 0 after Ctrl-C or SIGTERM, 1 when the
+portal ended by itself.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ USERNAME = "admin"
 TOPIC = "xllm-kv"
 ENGINES = 3
 POLL_SECONDS = 0.1
+PORTAL = "the portal"
 
 
 EVENTS = {"discovery": {"enabled": True, "topic": TOPIC}}
@@ -112,12 +113,17 @@ Ctrl-C ends the demo with all its processes.
 
 
 def watch(supervisor: Supervisor, url: str, welcome: str) -> int:
-    """Wait until a stop is asked for or a child ends; the exit status. Says `welcome` once `url` answers."""
+    """Wait until a stop is asked for or the portal ends; the exit status. Says `welcome` once `url` answers.
+
+    An engine that ends, by itself or by whoever wants to see what the portal makes of it, is only named.
+    """
     announced = False
     while not supervisor.stops_asked:
-        if dead := supervisor.first_dead():
-            say(f"demo: {dead.describe_end()}\ndemo: ending the rest")
-            return 1
+        for dead in supervisor.newly_dead():
+            say(f"demo: {dead.describe_end()}")
+            if dead.name == PORTAL:
+                say("demo: ending the rest")
+                return 1
         if not announced and answers(f"{url}/livez"):
             say(welcome)
             announced = True
@@ -140,7 +146,7 @@ def run(supervisor: Supervisor, port: int) -> int:
         supervisor.spawn(name, engine_command(number, url), cwd=CHECKOUT, log=data_dir / f"{name}.log")
     serve = [*MANAGE, "serve", "--server-host", HOST, "--http-server-port", str(port)]
     serve += ["--load-balance-policy", "CAR", "--kv-events-config-file", str(events_file)]
-    supervisor.spawn("the portal", serve, cwd=CHECKOUT)
+    supervisor.spawn(PORTAL, serve, cwd=CHECKOUT)
     gateway = [sys.executable, "-m", "scripts.demo_gateway", url]
     supervisor.spawn("the gateway", gateway, cwd=CHECKOUT, log=data_dir / "gateway.log")
     return watch(supervisor, url, welcome_text(url, password, data_dir))

@@ -76,7 +76,7 @@ def instances(url: str) -> list[str]:
 def wait(ready: Callable[[], bool], supervisor: Supervisor, message: str) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not ready():
-        if dead := supervisor.first_dead():
+        for dead in supervisor.newly_dead():
             raise SystemExit(dead.describe_end())
         if time.monotonic() > deadline:
             raise SystemExit(message)

@@ -23,6 +23,8 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path | None = None
+    reported: bool = False
+    """Whether its end has been told."""
 
     @property
     def running(self) -> bool:
@@ -62,8 +64,12 @@ class Supervisor:
             )
         self.children.append(Child(name, process, log))
 
-    def first_dead(self) -> Child | None:
-        return next((child for child in self.children if not child.running), None)
+    def newly_dead(self) -> list[Child]:
+        """Children that have ended since the last call."""
+        ended = [child for child in self.children if not child.running and not child.reported]
+        for child in ended:
+            child.reported = True
+        return ended
 
     def stop(self) -> None:
         """End the children one after the other, the last started first."""

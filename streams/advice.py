@@ -34,8 +34,16 @@ _ADVICE = {
     "index_overflow": "Raise max_blocks_per_stream in the KV events file, if the machine has the memory.",
     "total_blocks_exceeded": "Raise max_total_blocks in the KV events file, if the machine has the memory.",
     "sequence_gap": _RECOVERS,
-    "sequence_regressed": _RECOVERS,
-    "snapshot_stale": _RECOVERS,
+    "sequence_regressed": (
+        "Nothing to do if the engine was restarted: a fresh snapshot is on its way. If this goes on, it "
+        "sends faster than it is read, or numbers its messages wrongly: look at its log."
+    ),
+    "snapshot_stale": (
+        "Nothing to do if the engine was restarted. If this goes on, its snapshots are older than its live "
+        "messages, which is a fault of the engine: look at its log."
+    ),
+    "unknown_event": "The engine is newer than this portal: what it says of these events is left out.",
+    "unknown_medium": "The engine is newer than this portal: blocks in that medium count nowhere.",
     "resync_forced": "Nothing to do: somebody ordered a resync and its snapshot is on its way.",
     "throttled": "It takes more than its share of this process. Spread the engines over more portals.",
     "internal_error": "Look into the portal's log and report what it says. Force resync tries again.",

@@ -288,10 +288,14 @@ class Follower:
         now = self._around.clock()
         if isinstance(error, SequenceGapError):
             self.report.count("gaps")
+        fault = _fault(error)
+        if isinstance(error, DecodeError):
+            # Live messages are decoded before they reach a rebuild.
+            fault = Fault(fault.code, f"in the snapshot: {fault.sentence}")
         if self._served is None:
-            self.life.fail(_fault(error), now, live_caused=isinstance(error, _BAD_MESSAGES))
+            self.life.fail(fault, now, live_caused=isinstance(error, BufferOverflowError))
         else:
-            self.life.fetch_failed(_fault(error), now)
+            self.life.fetch_failed(fault, now)
         self.settle()
 
     def _redefine(self, sequence: int, batch: Batch) -> None:

@@ -178,18 +178,27 @@ def test_sigterm_ends_every_process_and_the_next_start_has_the_same_login(
     assert password_in(second.process.output()) == password_in(first.process.output())
 
 
-@pytest.mark.parametrize(
-    ("words", "name"), [("simulate_engine", "engine-"), (" serve ", "the portal")], ids=["engine", "portal"]
-)
-def test_when_one_process_dies_it_is_named_and_the_rest_end(
-    start_demo: Callable[..., RunningDemo], words: str, name: str
+def test_when_the_portal_dies_it_is_named_and_the_rest_end(start_demo: Callable[..., RunningDemo]) -> None:
+    demo = start_demo()
+    children = demo.wait_until_up()
+    os.kill(demo.child(" serve "), signal.SIGKILL)
+    assert demo.process.wait(STOP_TIMEOUT) == 1
+    assert_all_ended(children)
+    assert "demo: the portal ended with status -9" in demo.process.output()
+
+
+def test_an_engine_may_be_killed_to_see_what_the_portal_makes_of_it(
+    start_demo: Callable[..., RunningDemo],
 ) -> None:
     demo = start_demo()
     children = demo.wait_until_up()
-    os.kill(demo.child(words), signal.SIGKILL)
-    assert demo.process.wait(STOP_TIMEOUT) == 1
+    wait_until(lambda: len(synchronized(demo.url)) == 3, 30, lambda: demo.process.tail(40))
+    os.kill(demo.child("simulate_engine"), signal.SIGKILL)
+    wait_until(lambda: len(synchronized(demo.url)) == 2, 30, lambda: demo.process.tail(40))
+    wait_until(lambda: re.search(r"demo: engine-\S* ended with status -9", demo.process.output()), 10)
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(STOP_TIMEOUT) == 0
     assert_all_ended(children)
-    assert re.search(rf"demo: {name}\S* ended with status -9", demo.process.output())
 
 
 def test_a_taken_port_ends_the_demo_and_says_so(start_demo: Callable[..., RunningDemo]) -> None:

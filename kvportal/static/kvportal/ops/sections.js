@@ -30,21 +30,23 @@ export class Verdict {
   update(state) {
     const bad = state.streams.filter((stream) => stream.state !== "synchronized");
     const warned = state.streams.filter((stream) => stream.state === "synchronized" && stream.warning);
-    const signature = JSON.stringify([state.streams.length, [...bad, ...warned].map((stream) => [stream.instance, stream.rank, stream.state, stream.since, stream.error, stream.warning, stream.advice])]);
+    const troubled = (state.instances ?? []).filter(isTroubled);
+    const signature = JSON.stringify([troubled.map((one) => [one.name, one.state, one.reason, one.excluded]), state.streams.length, [...bad, ...warned].map((stream) => [stream.instance, stream.rank, stream.state, stream.since, stream.error, stream.warning, stream.advice])]);
     if (signature !== this.#signature) {
       this.#signature = signature;
-      this.#draw(state.streams.length, bad, warned);
+      this.#draw(state.streams.length, bad, warned, troubled);
     }
     this.tick(state.now);
   }
 
-  #draw(all, bad, warned) {
+  #draw(all, bad, warned, troubled) {
     this.#times = [];
     const failing = bad.filter((stream) => severity(stream) === 0);
-    const tone = all === 0 ? "off" : failing.length ? "bad" : bad.length ? "busy" : "good";
+    const tone = failing.length || troubled.length ? "bad" : all === 0 ? "off" : bad.length ? "busy" : "good";
     setAttribute(this.#root, "data-tone", tone);
     const listed = [...failing.sort((a, b) => a.since - b.since), ...bad.filter((s) => !failing.includes(s)), ...warned];
-    this.#root.replaceChildren(h("p", { class: "ops-verdict-title" }, title(all, bad, failing, warned)));
+    this.#root.replaceChildren(h("p", { class: "ops-verdict-title" }, title(all, bad, failing, warned, troubled)));
+    if (troubled.length) this.#root.append(h("ul", { class: "ops-verdict-list" }, ...troubled.slice(0, SHOWN_PROBLEMS).map(instanceProblem)));
     if (!listed.length) return;
     this.#root.append(h("ul", { class: "ops-verdict-list" }, ...listed.slice(0, SHOWN_PROBLEMS).map((stream) => this.#problem(stream))));
     const more = listed.length - SHOWN_PROBLEMS;
@@ -66,10 +68,24 @@ export class Verdict {
   }
 }
 
-function title(all, bad, failing, warned) {
-  if (all === 0) return "No stream is followed";
+/** Instances that take no part although they should: roles and other backends are left out on purpose. */
+function isTroubled(instance) {
+  return instance.state !== "ACTIVE" || (instance.excluded && !["role", "backend"].includes(instance.excluded.code));
+}
+
+function instanceProblem(instance) {
+  const state = instance.state === "ACTIVE" ? h("span", { class: "kv-badge kv-badge-warn" }, "left out") : badge(instance.state);
+  return h("li", {}, state,
+    h("span", {}, h("strong", {}, instance.name)),
+    h("span", { class: "ops-why" }, instance.excluded?.message ?? instance.reason ?? "",
+      instance.hint ? h("span", { class: "ops-sub" }, instance.hint) : null));
+}
+
+function title(all, bad, failing, warned, troubled) {
+  const also = troubled.length ? `, but ${format.plural(troubled.length, "instance")} ${troubled.length === 1 ? "needs" : "need"} attention` : "";
+  if (all === 0) return `No stream is followed${also}`;
   if (!bad.length) {
-    const fine = all === 1 ? "The stream is synchronized" : `All ${format.count(all)} streams are synchronized`;
+    const fine = (all === 1 ? "The stream is synchronized" : `All ${format.count(all)} streams are synchronized`) + also;
     return warned.length ? `${fine}, ${format.count(warned.length)} with a warning` : fine;
   }
   const verb = (failing.length || bad.length) === 1 ? "is" : "are";
