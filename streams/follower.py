@@ -212,8 +212,9 @@ class Follower:
             raise DecodeError(f"a live message has {frames.count} frames, it must have {LIVE_FRAMES}")
         sequence = decode_sequence(frames.parts[1])
         forward = self.life.receive(sequence)
-        if self._served is not None and forward and self._is_late(self._served.cursor, sequence):
-            return
+        if self._served is not None and forward:
+            if self._served.cursor.is_late(sequence, self._around.clock()):
+                return  # Not worth decoding.
         self._worked = 0.0
         batch = self._decode(frames.parts[2])
         self.report.decoded(batch)
@@ -225,10 +226,6 @@ class Follower:
             self._follow(sequence, batch, frames.size)
         self.report.visible(batch)
         self._throttle()
-
-    def _is_late(self, cursor: Cursor, sequence: int) -> bool:
-        """Whether the view already contains the message; it is not worth decoding then."""
-        return sequence < cursor.watermark and self._around.clock() <= cursor.stale_until
 
     def _decode(self, payload: bytes | memoryview) -> Batch:
         """Decode a message in as many holds of the gate as its size needs."""
@@ -331,7 +328,7 @@ class Follower:
         now = self._around.clock()
         if not self.life.accept(reply.watermark, now):
             return
-        if self._served is not None and reply.digest() == self._last_digest:
+        if self._served is not None and reply.digest == self._last_digest:
             self.report.detail = f"confirmed by an unchanged snapshot at watermark {reply.watermark}"
             self._finish_fetch(reply)
             self.life.published(now)
@@ -386,7 +383,7 @@ class Follower:
         self.report.skipped(rebuild.warnings)
         blocks = len(target.view.device) + len(target.view.host)
         self.report.detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
-        self._last_digest = reply.digest()
+        self._last_digest = reply.digest
         self._finish_fetch(reply)
         self.life.published(now)
         self._stop_building()

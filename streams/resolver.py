@@ -24,6 +24,10 @@ class Resolved:
     addresses: tuple[str, ...] = ()
     error: str | None = None
 
+    def choose(self, attempt: int) -> str:
+        """Another address with every attempt: the engine may listen on one of them only."""
+        return self.addresses[attempt % len(self.addresses)]
+
 
 Done = Callable[[Resolved], None]
 

@@ -166,8 +166,7 @@ class Subscriber:
             self._follower.live_unresolved(found.error)
             return
         host, port = split_endpoint(self.spec.endpoint)
-        # Another address of the name with every attempt: the engine may listen on one of them only.
-        address = found.addresses[number % len(found.addresses)]
+        address = found.choose(number)
         self._peer = (host, address)
         limit = self._around.limits.max_message_bytes
         self._live = LiveSocket(self._context, join_endpoint(address, port), self.spec.topic, limit)
@@ -180,9 +179,8 @@ class Subscriber:
             self._follower.replay_unresolved(found.error)
             return
         _, port = split_endpoint(self.spec.replay_endpoint)
-        address = found.addresses[number % len(found.addresses)]
         limit = self._around.limits.max_message_bytes
-        self._snapshot = SnapshotSocket(self._context, join_endpoint(address, port), limit)
+        self._snapshot = SnapshotSocket(self._context, join_endpoint(found.choose(number), port), limit)
         self._register(self._snapshot)
 
     def _take_commands(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from xxhash import xxh3_128_digest
 
@@ -63,8 +64,9 @@ class SnapshotReply:
         self.payloads.append(parts[2])
         return False
 
+    @cached_property
     def digest(self) -> tuple[int, bytes]:
-        """Equal for replies that say the same: the watermark, and the bodies without timestamps."""
+        """Equal for complete replies that say the same: the watermark, and the bodies without timestamps."""
         return self.watermark, xxh3_128_digest(b"".join(map(body_digest, self.payloads)))
 
     def _finish(self, payload: bytes | memoryview) -> bool:

@@ -51,6 +51,8 @@ class Cursor:
             return Verdict.GAP
         if sequence == self.watermark == self.last:
             return Verdict.REPEATED
-        if sequence < self.watermark and now <= self.stale_until:
-            return Verdict.CONTAINED
-        return Verdict.REGRESSED
+        return Verdict.CONTAINED if self.is_late(sequence, now) else Verdict.REGRESSED
+
+    def is_late(self, sequence: int, now: float) -> bool:
+        """Whether the snapshot already contained the message, which was still under way."""
+        return sequence < self.watermark and now <= self.stale_until
