@@ -161,6 +161,7 @@ def spoiled(reader: Peer, engine: SimulatedEngine, fault: Any, frame_sets: int) 
     publisher = engine.ranks[0].publisher
     engine.spoil_snapshots(fault, times=1, rank=0)
     with reader.request(publisher) as dealer:
+        publisher.wait_for_replay_requests()  # two connections race: this one is to meet the fault
         reply = [dealer.recv_multipart() for _ in range(frame_sets)]
         assert len(reader.snapshot(publisher)) == 2, "the next answer is good again"
         assert not dealer.poll(0)
