@@ -260,7 +260,7 @@ class Follower:
 
     def _continue(self, served: IndexedView, sequence: int, batch: Batch) -> None:
         before = served.cursor.last
-        verdict = served.cursor.observe(sequence, self._around.clock())
+        verdict = served.cursor.judge(sequence, self._around.clock())
         if verdict is Verdict.GAP:
             self.report.count("gaps")
             self.life.fail(faults.gap(before, sequence), self._around.clock())
@@ -273,6 +273,7 @@ class Follower:
             for piece in _pieces(batch.events):
                 self._gated(partial(served.apply, piece, judge))
             served.view.enforce_bound()
+            served.cursor.last = sequence
             if served.view.ignored_removals > ignored:
                 self.report.count("warnings:unknown_removal", served.view.ignored_removals - ignored)
 

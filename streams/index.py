@@ -135,13 +135,20 @@ class Index:
                 self._board = Board(self._entries)
 
     def query(self, prompt: bytes) -> list[Match]:
-        """What each stream holds of a prompt, given as packed token IDs. In (instance, rank) order."""
+        """What each stream holds of a prompt, given as packed token IDs. In (instance, rank) order.
+
+        All messages up to the sequence in a match are in its numbers; later ones may be.
+        """
         board = self._board
+        # Before the look-up: a message may arrive during it, and its sequence would promise too much.
+        sequences = [entry.view and entry.view.cursor.last for entry in board.entries]
         hits: dict[int, tuple[int, int]] = {}
         for (block_size, hash_seed), slots in board.groups.items():
             found = match_prefix(self.table, prompt, block_size, hash_seed, slots)
             hits.update(zip(slots, found, strict=True))
-        return [_match(entry, hits) for entry in board.entries]
+        return [
+            _match(entry, sequence, hits) for entry, sequence in zip(board.entries, sequences, strict=True)
+        ]
 
     def explore(self, prompt: bytes) -> list[BlockHoldings]:
         """Block by block, also behind the first missing one, what each stream holds of a prompt."""
@@ -159,7 +166,7 @@ class Index:
         return answer
 
 
-def _match(entry: BoardEntry, hits: dict[int, tuple[int, int]]) -> Match:
+def _match(entry: BoardEntry, sequence: int | None, hits: dict[int, tuple[int, int]]) -> Match:
     spec, view = entry.spec, entry.view
     if view is None:
         return Match(spec, False, None, 0, 0, 0, 0, entry.fault)
@@ -167,7 +174,7 @@ def _match(entry: BoardEntry, hits: dict[int, tuple[int, int]]) -> Match:
     return Match(
         spec,
         True,
-        view.cursor.last,
+        sequence,
         device * spec.block_size,
         host_only * spec.block_size,
         len(view.view.device),

@@ -132,10 +132,11 @@ class Rebuild:
 def _advance(target: IndexedView, sequence: int, batch: Batch, on_unknown: OnUnknown) -> None:
     before = target.cursor.last
     # Whatever was received after the request may be older than the watermark, however late it is.
-    verdict = target.cursor.observe(sequence, now=target.cursor.stale_until)
+    verdict = target.cursor.judge(sequence, now=target.cursor.stale_until)
     if verdict is Verdict.CONTAINED:
         return
     if verdict in (Verdict.GAP, Verdict.REGRESSED):
         raise SequenceGapError(f"message {sequence} arrived after {before}: what lies between is missing")
     target.apply(batch.events, as_orphan if verdict is Verdict.REPEATED else on_unknown)
     target.view.enforce_bound()
+    target.cursor.last = sequence

@@ -34,18 +34,18 @@ class Cursor:
     stale_until: float
     """Until when (monotonic seconds) messages from before the watermark are merely late."""
     last: int = -1
-    """Last sequence contained in the view."""
+    """Last sequence contained in the view. Queries answer with it, so it moves on only when the whole message
+    has been applied: an answer may be newer than it says, never older."""
 
     def __post_init__(self) -> None:
         self.last = max(self.last, self.watermark)
 
-    def observe(self, sequence: int, now: float) -> Verdict:
-        """Judge the message and, where it continues the view, move on to it.
+    def judge(self, sequence: int, now: float) -> Verdict:
+        """What the message is to the view. Once it has been applied, set `last` to it.
 
         The caller has already refused sequences at or below the last one *received*.
         """
         if sequence == self.last + 1:
-            self.last = sequence
             return Verdict.NEXT
         if sequence > self.last:
             return Verdict.GAP

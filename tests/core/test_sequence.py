@@ -10,8 +10,14 @@ NOW, WINDOW = 10.0, 12.0
 
 
 def judge(watermark: int, *sequences: int, now: float = NOW) -> list[Verdict]:
+    """The verdicts on messages of which those that may be applied are."""
     cursor = Cursor(watermark, stale_until=WINDOW)
-    return [cursor.observe(sequence, now) for sequence in sequences]
+    verdicts = []
+    for sequence in sequences:
+        verdicts.append(cursor.judge(sequence, now))
+        if verdicts[-1] in (Verdict.NEXT, Verdict.REPEATED):
+            cursor.last = sequence
+    return verdicts
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,8 @@ def test_the_watermark_itself_may_come_at_any_time() -> None:
     assert judge(0, 0, now=WINDOW + 100) == [Verdict.REPEATED]
 
 
-def test_a_gap_does_not_move_the_cursor() -> None:
+@pytest.mark.parametrize("sequence", [4, 5, 6, 9])
+def test_a_verdict_does_not_move_the_cursor(sequence: int) -> None:
     cursor = Cursor(5, stale_until=WINDOW)
-    cursor.observe(9, NOW)
+    cursor.judge(sequence, NOW)
     assert cursor.last == 5

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from typing import Any
 
 import pytest
 
+from streams.core.query import match_prefix
 from streams.simulator import SimulatedEngine
 from streams.simulator.messages import all_blocks_cleared
+from streams.spec import Limits
 from streams.status import StreamState
 from tests.streams.driven import Driven
-from tests.streams.harness import Portal, copy, remove, store
+from tests.streams.harness import SIZE, Portal, copy, remove, store
 from tests.streams.puppet import Puppet, Request, synchronize
 
 
@@ -348,3 +352,72 @@ def test_the_largest_sequences_are_ordinary(portal: Portal, puppet: Puppet) -> N
     puppet.publish(2**64 - 2, store(3, parent=2))
     portal.wait_sequence(puppet.spec, 2**64 - 2)
     assert portal.holds(puppet.spec, 1, 2, 3) == (3, 0)
+
+
+# -- what a sequence in an answer promises
+
+
+class WatchedGate:
+    """The ingest gate; between two of its holds, when queries have their turn, `look` is called."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def __enter__(self) -> None:
+        self._look()
+
+    def __exit__(self, *exc: object) -> None:
+        self._look()
+
+
+def test_a_sequence_is_told_only_when_the_whole_message_can_be_found(driven: Driven) -> None:
+    """A large message is applied in many holds of the gate; its sequence is told after the last."""
+    driven.synchronize(20, store(1))
+    blocks = range(2, 302)
+    seen: list[tuple[int | None, int]] = []
+
+    def look() -> None:
+        match = driven.match(1, *blocks)
+        assert driven.follower.status().sequence == match.sequence
+        seen.append((match.sequence, match.device_hit_tokens // SIZE))
+
+    driven.index.gate = WatchedGate(look)  # type: ignore[assignment]
+    driven.live(21, *(store(block, parent=block - 1) for block in blocks))
+    look()
+    assert len({hits for _, hits in seen}) > 3, "queries came in between"
+    assert {hits for sequence, hits in seen if sequence == 21} == {301}
+    assert {sequence for sequence, hits in seen if hits < 301} == {20}
+
+
+def test_the_bound_of_blocks_holds_when_the_sequence_is_told() -> None:
+    with closing(Driven(Limits(max_blocks_per_stream=3))) as driven:
+        driven.synchronize(20, store(1), store(2))
+        seen: list[tuple[int | None, int]] = []
+
+        def look() -> None:
+            status = driven.follower.status()
+            seen.append((status.sequence, status.mapped_blocks))
+
+        driven.index.gate = WatchedGate(look)  # type: ignore[assignment]
+        driven.live(21, *(event for block in range(3, 203) for event in (store(block), remove(block))))
+        look()
+        assert max(blocks for _, blocks in seen) > 3, "on the way it was exceeded"
+        assert {blocks for sequence, blocks in seen if sequence == 21} == {3}
+
+
+def test_a_message_that_arrives_during_a_query_is_not_promised(
+    driven: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven.synchronize(20, store(1))
+
+    def overtaken(*args: Any) -> Any:
+        found = match_prefix(*args)
+        driven.live(21, store(2, parent=1))
+        return found
+
+    monkeypatch.setattr("streams.index.match_prefix", overtaken)
+    match = driven.match(1, 2)
+    assert (match.sequence, match.device_hit_tokens) == (20, SIZE)
+    monkeypatch.undo()
+    match = driven.match(1, 2)
+    assert (match.sequence, match.device_hit_tokens) == (21, 2 * SIZE)
