@@ -19,7 +19,7 @@ from streams import faults
 from streams.core.errors import DecodeError, StreamError
 from streams.core.events import AllBlocksCleared, Batch, Event
 from streams.core.interpret import Expected
-from streams.core.lifecycle import Lifecycle, Timing
+from streams.core.lifecycle import Fetch, Lifecycle, Timing
 from streams.core.reply import SnapshotReply
 from streams.core.sequence import Cursor, Verdict
 from streams.core.view import View, as_orphan
@@ -327,11 +327,12 @@ class Follower:
 
     def _reply_complete(self, reply: SnapshotReply) -> None:
         now = self._around.clock()
-        if not self.life.accept(reply.watermark, now):
+        fetch = self.life.fetch
+        if fetch is None or not self.life.accept(reply.watermark, now):
             return
         if self._served is not None and reply.digest == self._last_digest:
             self.report.detail = f"confirmed by an unchanged snapshot at watermark {reply.watermark}"
-            self._finish_fetch(reply)
+            self._report_snapshot(reply, fetch)
             self.life.published(now)
 
     def _begin_build(self) -> bool:
@@ -373,8 +374,8 @@ class Follower:
         return steps is None or next(steps, _DONE) is _DONE
 
     def _publish_rebuilt(self) -> None:
-        rebuild, reply, now = self._rebuild, self._reply, self._around.clock()
-        if rebuild is None or reply is None or rebuild.target is None:
+        rebuild, reply, fetch, now = self._rebuild, self._reply, self.life.fetch, self._around.clock()
+        if rebuild is None or reply is None or fetch is None or rebuild.target is None:
             return
         target = rebuild.target
         target.cursor.stale_until = now + self._around.limits.replay_timeout_ms / 1000
@@ -385,21 +386,16 @@ class Follower:
         blocks = len(target.view.device) + len(target.view.host)
         self.report.detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
         self._last_digest = reply.digest
-        self._finish_fetch(reply)
         self.life.published(now)
         self._stop_building()
-        self._serve(target)
+        self._serve(target, partial(self._report_snapshot, reply, fetch))
 
-    def _finish_fetch(self, reply: SnapshotReply) -> None:
-        fetch = self.life.fetch
-        if fetch is None:
-            return
+    def _report_snapshot(self, reply: SnapshotReply, fetch: Fetch) -> None:
         self.report.snapshot(reply, self._around.clock() - fetch.requested_at)
 
-    def _serve(self, view: IndexedView) -> None:
-        self._served = view
+    def _serve(self, view: IndexedView, report: Callable[[], None] | None = None) -> None:
         self._remembered = view.view
-        self._show(force=True)
+        self._show(view, report)
 
     def _stop_building(self) -> None:
         if self._steps is not None:
@@ -412,8 +408,6 @@ class Follower:
 
     def settle(self) -> None:
         """Make view, rebuild and board match what the lifecycle says. Called after every input."""
-        if not self.life.serving:
-            self._served = None
         if not self.life.same_life:
             self._remembered = None
             self._last_digest = None
@@ -426,23 +420,34 @@ class Follower:
             self.report.count(f"resyncs:{fetch.reason}")
             self._reply = SnapshotReply(self._around.limits.max_message_bytes)
             self._rebuild = Rebuild(self._around.limits.max_buffered_bytes)
-        self._show()
+        self._show(self._served if self.life.serving else None)
 
-    def _show(self, force: bool = False) -> None:
-        """Tell queries and the history, if the state or its reason changed."""
-        shown = (self.life.state, self._fault())
-        if shown == self._shown and not force:
+    def _show(self, served: IndexedView | None, report: Callable[[], None] | None = None) -> None:
+        """Have queries answer from `served`, and tell of it, if anything changed.
+
+        Queries come first and `report` second: what the status says is already true of a query, and
+        a stream that is synchronized already has its snapshot.
+        """
+        shown = (self._state(served), self._fault(served))
+        if served is self._served and shown == self._shown:
             return
-        self._shown = shown
-        self._around.index.show(BoardEntry(self.spec, self._served, shown[1]))
+        self._around.index.show(BoardEntry(self.spec, served, shown[1]))
+        if report is not None:
+            report()
+        self._served, self._shown = served, shown
         self.report.tell(*shown)
 
-    def _fault(self) -> Fault | None:
-        return (
-            None
-            if self._served
-            else self.life.error or faults.WAITING.get(self.life.state, faults.UNEXPLAINED)
-        )
+    def _state(self, served: IndexedView | None) -> StreamState:
+        """Synchronized while, and only while, there is a view in service: others look at any moment."""
+        if served is not None:
+            return StreamState.SYNCHRONIZED
+        state = self.life.state
+        return StreamState.SYNCING if state is StreamState.SYNCHRONIZED else state
+
+    def _fault(self, served: IndexedView | None) -> Fault | None:
+        if served is not None:
+            return None
+        return self.life.error or faults.WAITING.get(self._state(None), faults.UNEXPLAINED)
 
     # Working inside the gate, and not too much of it.
 
@@ -474,9 +479,9 @@ class Follower:
         view = None if served is None else served.view
         return StreamStatus(
             spec=self.spec,
-            state=self._state(),
+            state=self._state(served),
             since=self.report.since,
-            error=self._fault(),
+            error=self._fault(served),
             warning=self.life.warning or self.report.notice,
             sequence=None if served is None else served.cursor.last,
             device_blocks=0 if view is None else len(view.device),
@@ -487,11 +492,6 @@ class Follower:
             last_snapshot=self.report.last_snapshot,
             counters=dict(self.report.counters),
         )
-
-    def _state(self) -> StreamState:
-        """Never "synchronized" before the view can be seen: other threads look at any moment."""
-        state = self.life.state
-        return StreamState.SYNCING if state is StreamState.SYNCHRONIZED and self._served is None else state
 
 
 _DONE = object()

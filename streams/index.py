@@ -141,7 +141,7 @@ class Index:
         """
         board = self._board
         # Before the look-up: a message may arrive during it, and its sequence would promise too much.
-        sequences = [entry.view and entry.view.cursor.last for entry in board.entries]
+        sequences = [None if entry.view is None else entry.view.cursor.last for entry in board.entries]
         hits: dict[int, tuple[int, int]] = {}
         for (block_size, hash_seed), slots in board.groups.items():
             found = match_prefix(self.table, prompt, block_size, hash_seed, slots)
