@@ -16,6 +16,8 @@ from tests.instances.support import Engine, closed_port, silent_port
 from tests.support.waiting import wait_until
 
 QUICK = HealthSettings(lease_lost_heartbeat_timeout=0.2, suspect_timeout=0.3)
+STEADY = 1.0
+"""Seconds without a heartbeat in which a test process on a busy machine surely comes to send one."""
 PATIENT = HealthSettings(lease_lost_heartbeat_timeout=60.0, suspect_timeout=60.0)
 PROBE = ProbeSettings(timeout=0.3, attempts=2)
 ACTIVE, LEASE_LOST, SUSPECT = HealthState
@@ -51,12 +53,12 @@ def test_a_deleted_engine_that_answers_loses_its_lease_then_falls_silent_and_is_
 
 
 def test_heartbeats_keep_a_lease_lost_engine_and_bring_a_suspect_one_back() -> None:
-    with Engine().serving() as engine, running(QUICK) as registry:
+    with Engine().serving() as engine, running(HealthSettings(STEADY, 60.0)) as registry:
         registry.apply([Registered(Registration(engine.name, incarnation_id="one")), Deleted(engine.name)])
         wait_for(registry, engine.name, SUSPECT)
         assert registry.heartbeat(engine.name, "one") is HeartbeatResult.ACCEPTED
         assert state(registry, engine.name) is LEASE_LOST
-        until = time.monotonic() + 0.6
+        until = time.monotonic() + 1.5 * STEADY
         while time.monotonic() < until:
             registry.heartbeat(engine.name, "one")
             assert state(registry, engine.name) is LEASE_LOST
@@ -149,7 +151,7 @@ def test_heartbeats_from_many_threads_are_all_in_force() -> None:
 
 def test_a_lease_ends_and_a_heartbeat_revives_it() -> None:
     with Engine().serving() as engine, running(leases=True) as registry:
-        registry.put(Registration(engine.name, incarnation_id="one"), 0.2)
+        registry.put(Registration(engine.name, incarnation_id="one"), STEADY)
         assert state(registry, engine.name) is ACTIVE
         wait_for(registry, engine.name, LEASE_LOST)
         assert registry.heartbeat(engine.name, "two") is HeartbeatResult.OTHER_INCARNATION
@@ -161,8 +163,8 @@ def test_a_lease_ends_and_a_heartbeat_revives_it() -> None:
 
 def test_heartbeats_keep_a_lease() -> None:
     with running(leases=True) as registry:
-        registry.put(Registration("127.0.0.1:1", incarnation_id="one"), 0.3)
-        until = time.monotonic() + 0.9
+        registry.put(Registration("127.0.0.1:1", incarnation_id="one"), STEADY)
+        until = time.monotonic() + 1.5 * STEADY
         while time.monotonic() < until:
             registry.heartbeat("127.0.0.1:1", "one")
             assert registry.snapshot().by_name["127.0.0.1:1"].registered
@@ -190,6 +192,28 @@ def test_what_was_removed_after_its_lease_has_to_register_again() -> None:
         assert registry.delete(name) is HeartbeatResult.UNKNOWN_INSTANCE
         registry.put(Registration(name, incarnation_id="one"), 60.0)
         assert state(registry, name) is ACTIVE
+
+
+def test_an_entered_instance_counts_again_once_the_one_that_registered_over_it_is_removed() -> None:
+    with closed_port() as port, running(QUICK, leases=True) as registry:
+        name = f"127.0.0.1:{port}"
+        entered = Registration(name, Role.PREFILL, register_ts_ms=5)
+        registry.set_entered([Entry(entered)])
+        registry.put(Registration(name, Role.DECODE, "one"), 0.2)
+        assert registry.snapshot().by_name[name].role is Role.DECODE
+        registry.set_entered([Entry(entered), Entry(Registration("other:1"))])
+        assert registry.snapshot().by_name[name].role is Role.DECODE
+        wait_for(registry, name, SUSPECT)
+        wait_until(lambda: registry.snapshot().by_name[name].role is Role.PREFILL)
+        assert state(registry, name) is ACTIVE
+
+
+def test_a_deletion_that_names_an_incarnation_is_taken_where_none_is_known() -> None:
+    with closed_port() as port, running(leases=True) as registry:
+        name = f"127.0.0.1:{port}"
+        registry.set_entered([Entry(Registration(name, register_ts_ms=5))])
+        assert registry.delete(name, "whichever") is HeartbeatResult.ACCEPTED
+        wait_for(registry, name, SUSPECT)
 
 
 def test_an_entered_instance_is_revived_by_a_heartbeat_even_after_its_removal() -> None:

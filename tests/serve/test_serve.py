@@ -66,6 +66,14 @@ def is_received(portal: Portal) -> None:
     assert portal.answers("/livez")
 
 
+@pytest.fixture
+def hangup_counts():
+    """Processes of this test heed SIGHUP, also when the tests themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(
     ("server", "number"),
     [
@@ -76,7 +84,7 @@ def is_received(portal: Portal) -> None:
         ("uvicorn", signal.SIGHUP),
     ],
 )
-def test_a_signal_ends_it_with_status_0_and_frees_the_port(data_dir, server, number):
+def test_a_signal_ends_it_with_status_0_and_frees_the_port(data_dir, hangup_counts, server, number):
     with Portal.serve(data_dir, f"--server={server}") as portal:
         portal.ready().signal(number)
         assert portal.ended() == 0

@@ -14,6 +14,8 @@ import pytest
 from django.core.management import CommandParser
 
 from kvportal.management.commands.simulate_engine import Command
+from routing.instances.model import Role
+from scripts.supervisor import free_ports
 from tests.simulator.peers import END, peer
 from tests.simulator.test_registration import RegistryServer
 from tests.support.processes import ManagedProcess
@@ -125,11 +127,10 @@ def test_endpoints_of_ones_own_and_a_portal_that_is_away(start: Callable[..., Ru
 
 
 def test_a_taken_http_port_ends_it_and_says_so(start: Callable[..., Running]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        engine = start(f"--port={port}", "--event-port-offset=1", "--replay-port-offset=2")
+    port, events, replay = sorted(free_ports(3))
+    with socket.create_server(("127.0.0.1", port)):
+        offsets = (f"--event-port-offset={events - port}", f"--replay-port-offset={replay - port}")
+        engine = start(f"--port={port}", *offsets)
         assert engine.process.wait(START_TIMEOUT) == 1
     assert f"cannot listen on http://127.0.0.1:{port}" in engine.process.output()
 
@@ -139,9 +140,15 @@ def parser() -> CommandParser:
     return Command().create_parser("manage.py", "simulate_engine")
 
 
-def test_every_flag_has_a_help_text(parser: CommandParser) -> None:
+def test_every_flag_has_a_help_text_with_its_default(parser: CommandParser) -> None:
     assert all(action.help for action in parser._actions)
-    assert "--offload-delay" in parser.format_help()
+    text = " ".join(parser.format_help().split())
+    assert "--offload-delay" in text
+    assert "events per second over all ranks; 0: none (a number from 0 to 1e+06; default: 50)" in text
+    assert "role to register with (default, prefill, decode, mix; default: default)" in text
+    assert "default: 127.0.0.1:2379)" in text
+    assert "prefix of all keys in etcd (printable text; default: none)" in text
+    assert parser.parse_args([]).role is Role.DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -187,7 +194,7 @@ def test_a_wrong_flag_is_named_with_what_is_allowed(
 
 def test_a_token_file_that_cannot_be_used_is_named(tmp_path: Path, start: Callable[..., Running]) -> None:
     empty = tmp_path / "token"
-    empty.write_text("\n")
+    empty.write_text("\n# none yet\n")
     engine = start("--register=http", f"--portal-token-file={empty}")
     assert engine.process.wait(START_TIMEOUT) == 2
     assert f"--portal-token-file: {empty} is empty" in engine.process.output()

@@ -209,7 +209,7 @@ def test_a_slow_snapshot_arrives_whole_and_live_messages_pass_it(
 ) -> None:
     publisher = engine.ranks[0].publisher
     reader.subscribe(publisher)
-    engine.spoil_snapshots(faults.slow(0.3), times=1, rank=0)
+    engine.spoil_snapshots(faults.slow(1.0), times=1, rank=0)
     with reader.request(publisher) as dealer:
         publisher.wait_for_replay_requests(1)
         engine.step()

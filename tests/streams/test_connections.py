@@ -108,7 +108,7 @@ def test_a_replay_connection_lost_during_calibration_leaves_the_stream_serving(
 def test_a_late_answer_to_an_abandoned_request_is_never_read(
     make_portal: Callable[..., Portal], puppet: Puppet
 ) -> None:
-    portal = make_portal(replay_timeout_ms=200)
+    portal = make_portal(replay_timeout_ms=1000)
     portal.follow(puppet.spec)
     abandoned = puppet.request()
     request = puppet.request()

@@ -272,7 +272,7 @@ def test_a_batch_without_rank_is_an_error_on_rank_1(portal: Portal, make_puppet:
 def test_an_engine_that_sends_nothing_stays_synchronized(
     make_portal: Callable[..., Portal], make_engine: MakeEngine
 ) -> None:
-    portal = make_portal(resync_interval_ms=50, replay_timeout_ms=1000)
+    portal = make_portal(resync_interval_ms=50, replay_timeout_ms=60_000)
     idle = make_engine(seed=6)
     started = make_engine(seed=7, device_blocks=50)
     started.step(30)

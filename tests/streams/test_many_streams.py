@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -145,9 +144,7 @@ def test_stopping_does_not_wait_for_what_the_streams_wait_for(
     for engine in engines[:2]:
         engine.ranks[0].publisher.wait_for_replay_requests()
     portal.wait_synchronized(specs[2])
-    before = time.monotonic()
-    portal.close()
-    assert time.monotonic() - before < 4, "the deadline after which threads are given up"
+    portal.close()  # gives threads up after a few seconds: then they are still there
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("stream", "slot"))]
 
 

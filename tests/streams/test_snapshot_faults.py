@@ -54,17 +54,21 @@ def spoil(engine: SimulatedEngine, name: str, times: int | None) -> None:
 def test_in_recovery_the_reason_is_shown_and_the_next_good_snapshot_served(
     make_portal: MakePortal, make_engine: MakeEngine, name: str
 ) -> None:
-    portal = make_portal(max_message_bytes=LIMIT, replay_timeout_ms=600)
+    code, word = FAULTS[name]
+    is_timeout = code == "snapshot_timeout"
+    portal = make_portal(max_message_bytes=LIMIT, replay_timeout_ms=600 if is_timeout else 60_000)
     engine = make_engine(seed=1, device_blocks=60, host_blocks=20)
     engine.step(30)
     spoil(engine, name, 2)
     portal.follow(engine.spec())
-    code, word = FAULTS[name]
     assert word in portal.wait_error(engine.spec(), code)
     portal.wait_synchronized(engine.spec())
     portal.wait_equals(engine.spec(), engine.truth)
     assert portal.status(engine.spec()).error is None
-    assert portal.resyncs(engine.spec()) == {"start": 1, code: 2}
+    resyncs = portal.resyncs(engine.spec())
+    assert resyncs.pop("start") == 1
+    assert resyncs.keys() == {code}
+    assert resyncs[code] == 2 or (is_timeout and resyncs[code] > 2)  # a busy machine misses the next one, too
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -112,8 +116,9 @@ def test_failing_calibrations_do_not_hold_up_live_messages(
 
 
 def test_a_slow_snapshot_within_the_timeout_is_taken_with_the_messages_since(
-    portal: Portal, make_engine: MakeEngine
+    make_portal: MakePortal, make_engine: MakeEngine
 ) -> None:
+    portal = make_portal(replay_timeout_ms=60_000)
     engine = make_engine(seed=4, device_blocks=60, snapshot_parts=4)
     engine.step(30)
     engine.spoil_snapshots(slow(0.1))

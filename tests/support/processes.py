@@ -97,8 +97,11 @@ class ManagedProcess:
             ) from None
 
     def freeze(self) -> None:
-        """SIGSTOP: connections stay open, nothing answers."""
+        """SIGSTOP: connections stay open, nothing answers. Returns once every thread stands still: until then
+        it might still answer."""
         self.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.pid}/task")
+        wait_until(lambda: all(_stands_still(task / "stat") for task in tasks.iterdir()))
 
     def thaw(self) -> None:
         self.send_signal(signal.SIGCONT)
@@ -118,6 +121,10 @@ class ManagedProcess:
             except subprocess.TimeoutExpired:
                 self.kill()
         return self._popen.wait()
+
+
+def _stands_still(stat: Path) -> bool:
+    return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class Server:
