@@ -126,7 +126,8 @@ class DecisionLog:
             record = record_of(selection, full=full)
         except Exception:
             log.exception("decision %s could not be recorded", selection.decision_id)
-            self._drop(1)
+            with self._lock:
+                self._dropped += 1
             return
         with self._lock:
             self._ring[record.decision_id] = record
@@ -174,10 +175,6 @@ class DecisionLog:
         self._prompt_bytes += _prompt_size(entry)
         self._wake.set()
 
-    def _drop(self, number: int) -> None:
-        with self._lock:
-            self._dropped += number
-
     # ---- life
 
     def start(self) -> None:
@@ -218,6 +215,8 @@ class DecisionLog:
                 prune_at = time.monotonic() + PRUNE_SECONDS
                 ok = self._attempt(partial(sink.prune, self._wall_clock()))
             pause = 0.0 if ok else min(max(pause * 2, RETRY_SECONDS[0]), RETRY_SECONDS[1])
+        if not pause:  # what came in while the sink was busy with something else
+            self._drain(sink)
         sink.close()
 
     def _drain(self, sink: Sink) -> bool:
@@ -225,9 +224,6 @@ class DecisionLog:
         while batch := self._next_batch():
             if not self._attempt(partial(self._write, sink, batch)):
                 return False
-            with self._lock:
-                for _ in batch:
-                    self._prompt_bytes -= _prompt_size(self._queue.popleft())
         return True
 
     def _next_batch(self) -> list[Entry]:
@@ -237,18 +233,28 @@ class DecisionLog:
             return list(islice(self._queue, BATCH))
 
     def _write(self, sink: Sink, batch: Sequence[Entry]) -> None:
-        """Write a batch; of one that is refused, everything that is not itself the reason."""
+        """Write the next entries of the queue; of a batch that is refused, everything that is not itself
+        the reason."""
         try:
             sink.write(batch)
-            with self._lock:
-                self._written += len(batch)
         except RefusedError as error:
             if len(batch) > 1:
                 for entry in batch:
                     self._write(sink, [entry])
             else:
                 log.warning("the database refused a decision: %s", error)
-                self._drop(1)
+                self._settle(batch, dropped=1)
+        else:
+            self._settle(batch, written=len(batch))
+
+    def _settle(self, batch: Sequence[Entry], *, written: int = 0, dropped: int = 0) -> None:
+        """The next entries of the queue are done with, at once: a failure after them must not have them
+        offered again."""
+        with self._lock:
+            self._written += written
+            self._dropped += dropped
+            for _ in batch:
+                self._prompt_bytes -= _prompt_size(self._queue.popleft())
 
     def _attempt(self, work: Callable[[], None]) -> bool:
         try:

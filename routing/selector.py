@@ -22,7 +22,7 @@ from typing import Final
 
 from routing.decision_log import DecisionLog
 from routing.hits import by_instance, predicted_hit_tokens
-from routing.instances.model import InstanceView, Registration, Role, Snapshot
+from routing.instances.model import InstanceView, Role, Rows, Snapshot
 from routing.policies import car, round_robin, slo_aware
 from routing.policies.decision import (
     Decision,
@@ -43,7 +43,6 @@ from routing.request_metrics import (
     EXPIRY_SECONDS,
     Counts,
     Opening,
-    OpenRequest,
     Report,
     RequestMetrics,
     RequestOpenError,
@@ -83,7 +82,7 @@ class Totals:
 class _Fitted:
     """A life's predictor, with the profile that it was fitted to."""
 
-    profile: Registration
+    profile: tuple[Rows, Rows]
     predictor: Predictor
 
 
@@ -213,18 +212,17 @@ class Selector:
     def report(self, request_id: str, report: Report, cached_tokens: int | None = None) -> None:
         """Take a gateway's report. Raises `UnknownRequestError`."""
         with self._lock:
-            self._settle()
+            snapshot = self._settle()
             request = self._requests.get(request_id)
             self._let_go(self._requests.report(request_id, report, self.clock()))
-            first = cached_tokens is not None and not request.cached_tokens_known
-            request.cached_tokens_known |= first
-        if first and cached_tokens is not None:
-            self._compare(request, cached_tokens)
+            if cached_tokens is not None and not request.cached_tokens_known:
+                request.cached_tokens_known = True
+                self._compare(request.opening, cached_tokens, snapshot)
 
-    def _compare(self, request: OpenRequest, cached_tokens: int) -> None:
-        opening = request.opening
+    def _compare(self, opening: Opening, cached_tokens: int, snapshot: Snapshot) -> None:
+        """Under the lock, so that nobody forgets the instance meanwhile."""
         self.decisions.feedback(opening.decision_id, cached_tokens)
-        if opening.predicted_hit_tokens is None:
+        if opening.predicted_hit_tokens is None or opening.prefill_instance not in snapshot.by_name:
             return
         comparison = Comparison(self.wall_clock(), opening.predicted_hit_tokens, cached_tokens)
         self.errors.observe(opening.prefill_instance, comparison)
@@ -304,10 +302,13 @@ class Selector:
 
     def _predictor(self, instance: InstanceView) -> Predictor:
         """Fitted once per life, and again when it registers with another profile."""
-        fitted, profile = self._predictors.get(instance.order), instance.registration
-        if fitted is not None and fitted.profile is profile:
+        fitted, registration = self._predictors.get(instance.order), instance.registration
+        profile = registration.ttft_profiling_data, registration.tpot_profiling_data
+        if fitted is not None and fitted.profile == profile:
+            # The same rows may come as other objects; those at hand now compare by identity next time.
+            fitted.profile = profile
             return fitted.predictor
-        predictor = fit_predictor(profile.ttft_profiling_data, profile.tpot_profiling_data)
+        predictor = fit_predictor(*profile)
         self._predictors[instance.order] = _Fitted(profile, predictor)
         return predictor
 

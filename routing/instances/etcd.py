@@ -100,7 +100,10 @@ class EtcdClient:
         keys_only: bool = False,
         newest_first: bool = False,
     ) -> Page:
-        """Keys of a range as of `revision` (0: now), in key order or by mod_revision, newest first."""
+        """Keys of a range as of `revision` (0: now), in key order or by mod_revision, newest first.
+
+        Raises `EtcdHistoryError` when the store cannot tell how it was at that revision.
+        """
         body: dict[str, Any] = {"key": base64_of(keys.start), "range_end": base64_of(keys.end)}
         body |= {"limit": str(limit), "revision": str(revision), "keys_only": keys_only}
         if newest_first:
@@ -158,7 +161,7 @@ class EtcdClient:
     def watch(self, keys: KeyRange, start_revision: int) -> WatchStream:
         """Events of a range from `start_revision` on, with the value before each.
 
-        Returns once etcd has confirmed it. Raises `EtcdCompactedError` when the revision is gone.
+        Returns once etcd has confirmed it. Raises `EtcdHistoryError` when the revision is gone.
         """
         return self._with_failover(
             lambda: self._with_token(lambda: self._open(keys, start_revision), reading(keys))

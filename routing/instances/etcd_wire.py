@@ -16,6 +16,7 @@ _PERMISSION_DENIED: Final = 7
 _UNAVAILABLE: Final = 14
 # Answers of 3.4 that mean "authenticate (again)" under a code that also means other things.
 _STALE_TOKEN_TEXTS: Final = ("user name is empty", "invalid auth token", "revision of auth store is old")
+_NO_HISTORY_TEXTS: Final = ("has been compacted", "is a future revision")
 
 
 class EtcdError(Exception):
@@ -26,8 +27,8 @@ class EtcdUnavailableError(EtcdError):
     """No endpoint answered."""
 
 
-class EtcdCompactedError(EtcdError):
-    """The revision asked for is no longer kept."""
+class EtcdHistoryError(EtcdError):
+    """The revision asked for is no longer kept, or not reached: nothing can be told of it."""
 
 
 class EtcdRefusedError(EtcdError):
@@ -100,8 +101,8 @@ def _refusal(document: Mapping[str, Any]) -> EtcdError:
     fields = inner if isinstance(inner, Mapping) else document
     code = int(fields.get("code") or fields.get("grpc_code") or 0)
     message = str(fields.get("message") or inner or "unknown error")
-    if "has been compacted" in message:
-        return EtcdCompactedError(message)
+    if any(text in message for text in _NO_HISTORY_TEXTS):
+        return EtcdHistoryError(message)
     if code == _UNAVAILABLE:
         return EtcdUnavailableError(message)
     return EtcdRefusedError(code, message)
@@ -144,7 +145,7 @@ def watch_answer_of(line: bytes) -> WatchAnswer:
         raise _refusal(message)
     result = message.get("result", {})
     if int(result.get("compact_revision", 0)):
-        raise EtcdCompactedError(f"revisions before {result['compact_revision']} were compacted")
+        raise EtcdHistoryError(f"revisions before {result['compact_revision']} were compacted")
     if result.get("canceled"):
         raise _cancelled(str(result.get("cancel_reason", "")))
     return WatchAnswer(

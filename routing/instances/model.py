@@ -180,11 +180,6 @@ class InstanceView:
         """Prefill role: DEFAULT, PREFILL, or MIX that is PREFILL now."""
         return self.current_role is not Role.DECODE
 
-    @property
-    def takes_decode(self) -> bool:
-        """Decode role: DECODE, or MIX that is DECODE now."""
-        return self.current_role is Role.DECODE
-
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

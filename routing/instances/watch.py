@@ -20,10 +20,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from routing.instances.etcd import EtcdClient, EtcdSettings, WatchStream
-from routing.instances.etcd_wire import EtcdCompactedError, EtcdError, KeyValue, Page
+from routing.instances.etcd_wire import EtcdError, EtcdHistoryError, KeyValue, Page
 from routing.instances.keys import KeyEvent, KeyRange
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,15 @@ class WatchState:
     revision: int
     relists: int
     reconnects: int
+
+
+class Doubt(NamedTuple):
+    """Why a watch looks broken. It may as well be late, and then the mark changes."""
+
+    reason: str
+    mark: int
+    since: float
+    """Monotonic seconds."""
 
 
 class RangeWatcher:
@@ -148,7 +157,7 @@ class RangeWatcher:
             self._up()
             self._follow(self._stream)
             return EtcdError("the watch ended")
-        except EtcdCompactedError as error:
+        except EtcdHistoryError as error:
             self._relist = str(error)
             return error
         except (OSError, http.client.HTTPException, EtcdError) as error:
@@ -168,12 +177,27 @@ class RangeWatcher:
 
     def _prepare(self) -> None:
         """Everything is known up to `_revision` when this returns, and can be watched from there."""
-        if self._relist is None:
-            newest = self._client.range(self._keys, limit=1, keys_only=True, newest_first=True)
-            if self._is_replaced(newest, self._revision):
-                self._relist = "the store was replaced"
+        if self._relist is None and not self._is_as_remembered():
+            self._forget()
+            self._relist = "the store was replaced"
         if self._relist is not None:
             self._list()
+
+    def _is_as_remembered(self) -> bool:
+        """Whether the store tells of `_revision` what was seen of it. One that was restored from a backup
+        may have passed that revision meanwhile, with other keys.
+
+        Raises `EtcdHistoryError` when it cannot tell. A watch could begin at the revision that was
+        compacted to, but old versions of etcd have thrown away what was deleted at it.
+        """
+        then = self._client.range(
+            self._keys, limit=1, keys_only=True, newest_first=True, revision=self._revision
+        )
+        return (
+            not self._is_replaced(then, self._revision)
+            and then.count == len(self._known)
+            and all(self._known.get(kv.key) == kv.mod_revision for kv in then.kvs)
+        )
 
     def _is_replaced(self, page: Page, seen: int) -> bool:
         """A store that is behind the revision seen before it was asked, or another one, has no future
@@ -242,7 +266,7 @@ class RangeWatcher:
     # ---- the heartbeat thread
 
     def _heartbeat_loop(self) -> None:
-        behind: tuple[int, float] | None = None
+        doubt: Doubt | None = None
         try:
             while not self._stop.wait(self._settings.heartbeat_interval):
                 seen = self._revision
@@ -256,7 +280,7 @@ class RangeWatcher:
                 except Exception:
                     log.exception("etcd's answer to a heartbeat makes no sense")
                 else:
-                    behind = self._judge(page, seen, behind)
+                    doubt = self._judge(page, seen, doubt)
         finally:
             self._heartbeat_client.close()
 
@@ -271,26 +295,31 @@ class RangeWatcher:
             self._retry_now.set()
         return page
 
-    def _judge(self, page: Page, seen: int, behind: tuple[int, float] | None) -> tuple[int, float] | None:
-        """Compare the store with what the watch has brought (`seen`: before the store was asked). A
-        watch that is behind, and does not move for as long as an answer may take, will not move any
-        more. Returns at which progress, and since when, the watch is behind."""
+    def _judge(self, page: Page, seen: int, doubt: Doubt | None) -> Doubt | None:
+        """Compare the store with what the watch has brought (`seen`: before the store was asked). A doubt
+        that stays the same for as long as an answer may take is true. Returns the doubt that there is."""
         if self._stream is None:
             return None
-        newest = page.kvs[0].mod_revision if page.kvs else 0
         if self._is_replaced(page, seen):
             self._relist = "the store was replaced"
-        elif newest <= self._revision and page.count == len(self._known):
-            return None
         else:
-            progress, now = self._progress, time.monotonic()
-            if behind is None or behind[0] != progress:
-                return progress, now
-            if now - behind[1] < self._settings.request_timeout:
-                return behind
-            self._relist = "the watch was mute"
+            now = self._doubt(page)
+            if now is None or doubt is None or now[:2] != doubt[:2]:
+                return now
+            if now.since - doubt.since < self._settings.request_timeout:
+                return doubt
+            self._relist = now.reason
         self._break(self._relist)
         return None
+
+    def _doubt(self, page: Page) -> Doubt | None:
+        """A watch that is behind should move. One that is not should know of as many keys as there are:
+        it may move all the time and never learn of a deletion that was lost."""
+        now = time.monotonic()
+        if page.kvs and page.kvs[0].mod_revision > self._revision:
+            return Doubt("the watch was mute", self._progress, now)
+        missing = page.count - len(self._known)
+        return Doubt("the watch has lost a change", missing, now) if missing else None
 
     def _break(self, reason: str) -> None:
         """End the watch that is open, if one is; its thread opens another."""

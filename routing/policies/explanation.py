@@ -133,7 +133,7 @@ def why_excluded(item: Excluded) -> str:
             " 0 to 1 are needed"
         )
     return {
-        Exclusion.SUSPECT: f"it is {item.instance.state}: its registration is gone and it does not answer",
+        Exclusion.SUSPECT: f"it is {item.instance.state}: its registration is gone, nothing is heard of it",
         Exclusion.NO_LOAD: "it has not reported its load yet",
         Exclusion.INVALID_LOAD: "its load report is invalid",
         Exclusion.NO_DECODE: f"it is {item.instance.role} and needs a decode instance; none can be chosen",

@@ -329,6 +329,62 @@ def test_a_store_that_begins_anew_is_listed_and_old_keys_are_gone(own_etcd: Test
         wait_until(lambda: watcher.state.relists == 1)
 
 
+def test_a_deletion_that_a_compaction_took_away_is_made_up_for_at_once(own_etcd: TestEtcd) -> None:
+    """etcd lets a watch begin at the revision it compacted to; old ones have thrown away its deletion."""
+    settings = {"heartbeat_interval": 60.0}  # which would find it out, too, some time
+    with (
+        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
+        Proxy(own_etcd.ports[0]) as proxy,
+        watching(quick_settings(proxy.endpoint, **settings)) as (watcher, mirror),
+    ):
+        for name in ("k1", "k2"):
+            client.put(name, b"1")
+        wait_same(own_etcd, mirror, watcher)
+        proxy.cut()
+        wait_connected(watcher, False)
+        client.delete("k1")
+        client.compact(client.range(KEYS).revision)
+        proxy.mend()
+        wait_same(own_etcd, mirror, watcher)
+        assert mirror.events[-1].key == b"k1"
+        wait_until(lambda: watcher.state.relists == 1)
+
+
+def test_a_store_that_was_replaced_and_has_caught_up_meanwhile_is_listed(own_etcd: TestEtcd) -> None:
+    with (
+        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
+        Proxy(own_etcd.ports[0]) as proxy,
+        watching(quick_settings(proxy.endpoint)) as (watcher, mirror),
+    ):
+        for name in ("k1", "k2", "k3"):
+            client.put(name, b"old")
+        wait_same(own_etcd, mirror, watcher)
+        proxy.cut()
+        wait_connected(watcher, False)
+        own_etcd.kill()
+        shutil.rmtree(own_etcd.directory / "etcd")
+        own_etcd.start()
+        for name in ("elsewhere", "k1", "k2", "k3"):
+            client.put(name, b"new")
+        proxy.mend()
+        wait_same(own_etcd, mirror, watcher)
+        wait_until(lambda: watcher.state.relists == 1)
+
+
+def test_a_watch_that_lost_a_deletion_is_found_out_although_it_moves(
+    common_etcd: TestEtcd, client: EtcdClient
+) -> None:
+    client.put("k1", b"1")
+    with watching(quick_settings(common_etcd.endpoint)) as (watcher, mirror):
+        wait_connected(watcher)
+        watcher._known[b"k2"] = 1  # as if its deletion had been lost on the way
+        wait_until(
+            lambda: client.put("k1", b"again") and (b"k2", None) in {(e.key, e.value) for e in mirror.events},
+            message=lambda: f"{watcher.state}",
+        )
+        wait_until(lambda: watcher.state.relists == 1)
+
+
 def test_another_endpoint_takes_over_from_a_frozen_one(own_etcd: TestEtcd) -> None:
     with (
         closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,

@@ -25,29 +25,37 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class MemorySink:
-    """Keeps what it is given; fails or blocks on demand."""
+    """Keeps what it is given, nothing twice; fails or blocks on demand."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.batches: list[int] = []
         self.failure: Exception | None = None
+        self.fail_once_at: str | None = None
         self.bad: set[str] = set()
         self.gate = threading.Event()
         self.gate.set()
         self.prunes = 0
+        self.prune_gate = threading.Event()
+        self.prune_gate.set()
         self.closed = False
 
     def write(self, entries: Sequence[Entry]) -> None:
         self.gate.wait(10)
         if self.failure is not None:
             raise self.failure
-        if any(isinstance(entry, Written) and entry.record.request_id in self.bad for entry in entries):
+        names = {entry.record.request_id for entry in entries if isinstance(entry, Written)}
+        if names & self.bad or names & set(self.requests()):
             raise RefusedError("bad value")
+        if self.fail_once_at in names:
+            self.fail_once_at = None
+            raise RuntimeError("away for a moment")
         self.entries += entries
         self.batches.append(len(entries))
 
     def prune(self, now: float) -> None:
         self.prunes += 1
+        self.prune_gate.wait(10)
 
     def close(self) -> None:
         self.closed = True
@@ -143,6 +151,21 @@ def test_stop_writes_what_is_queued(sink):
     assert sink.requests() == ["last"]
 
 
+def test_stop_writes_what_came_while_the_sink_was_pruning(sink):
+    sink.prune_gate.clear()
+    log = started(sink)
+    log.record(selection("first"))
+    wait_until(lambda: sink.prunes)
+    log.record(selection("late"))
+    stopping = threading.Thread(target=log.stop, args=(10.0,))
+    stopping.start()
+    wait_until(log._stopping.is_set)
+    sink.prune_gate.set()
+    stopping.join(10)
+    assert sink.requests() == ["first", "late"]
+    assert log.health() == module.LogHealth(0, 2, 0, None)
+
+
 def test_without_a_sink_nothing_is_queued_or_dropped():
     log = DecisionLog(queued=1)
     log.start()
@@ -191,6 +214,18 @@ def test_what_the_sink_refuses_does_not_hold_up_the_rest(sink):
     log.stop()
     assert sink.requests() == ["a", "c"]
     assert log.health() == module.LogHealth(0, 2, 1, None)
+
+
+def test_what_was_settled_before_a_failure_is_not_offered_again(sink):
+    sink.bad, sink.fail_once_at = {"b"}, "c"
+    log = DecisionLog(sink)
+    for name in "abcd":
+        log.record(selection(name))
+    log.start()
+    wait_until(lambda: log.health().queued == 0)
+    log.stop()
+    assert sink.requests() == ["a", "c", "d"]
+    assert log.health() == module.LogHealth(0, 3, 1, None)
 
 
 def test_what_is_left_at_the_end_is_counted_as_dropped(sink):

@@ -11,6 +11,7 @@ from routing.instances.core import Registered
 from routing.instances.model import InstanceView, LoadReport, Registration, Role
 from routing.instances.registry import InstanceRegistry
 from routing.policies.decision import Policy, Settings
+from routing.predictors import fit_predictor
 from routing.request_metrics import Action, Counts, Report, RequestOpenError, UnknownRequestError
 from routing.selector import NoCandidatesError, Selector
 from tests.routing.builders import instance, match
@@ -218,6 +219,18 @@ def test_errors_of_an_instance_that_is_gone_are_forgotten():
     assert chosen.errors.read() == ()
 
 
+def test_a_late_report_does_not_bring_back_an_instance_that_is_gone():
+    chosen = selector(instance("a"), index=FixedIndex([match("a", device=512)]))
+    selection = chosen.select(prompt(1024), "r")
+    chosen.registry.set(instance("b"))  # type: ignore[attr-defined]
+    chosen.report("r", Report(Action.FINISH_DECODE), cached_tokens=1)
+    assert chosen.errors.read() == ()
+    assert chosen.metrics.errors == []  # type: ignore[attr-defined]
+    record = chosen.decisions.find(selection.decision_id)
+    assert record is not None
+    assert record.cached_tokens == 1
+
+
 # SLO_AWARE with real predictors
 
 
@@ -306,6 +319,19 @@ def test_a_new_profile_is_fitted_again():
     chosen.report("a", Report(Action.CANCEL))
     chosen.select(prompt(100), "b")
     assert chosen.counts()["p"].estimated_prefill_time == pytest.approx(1.0)
+
+
+def test_the_same_profile_registered_again_is_not_fitted_again(monkeypatch):
+    fitted: list[object] = []
+    monkeypatch.setattr(
+        "routing.selector.fit_predictor", lambda *rows: fitted.append(rows) or fit_predictor(*rows)
+    )
+    chosen = selector(instance("a", ttft=TTFT))
+    for _ in range(3):
+        chosen.select(prompt(100))
+        again = tuple((n, ms) for n, ms in TTFT)
+        chosen.registry.set(instance("a", ttft=again))  # type: ignore[attr-defined]
+    assert len(fitted) == 1
 
 
 # A look without a decision
