@@ -18,7 +18,8 @@ packages: setup
 	@sh scripts/install_packages.sh $$($(PY) -m tests.support.programs)
 
 demo: setup ## the portal with three simulated engines on 127.0.0.1 (PORT=8888); Ctrl-C ends it
-	@exec $(PY) -m scripts.demo --port $(PORT)
+	$(eval FAULT := $(shell $(PY) -m scripts.demo --check --port '$(PORT)'))$(if $(FAULT),$(error $(FAULT)))
+	@exec $(PY) -m scripts.demo --port '$(PORT)'
 
 screenshots: setup packages ## take the pictures in docs/screenshots: the demo, seen through Chromium
 	$(PY) -m scripts.screenshots $(ARGS)

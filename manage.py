@@ -25,6 +25,8 @@ def main() -> None:
             faults += serve_faults(sys.argv, os.environ)
         sys.stderr.writelines(f"{fault}\n" for fault in faults)
         sys.exit(2)
+    except KeyboardInterrupt:  # before a command of ours has taken over the signals
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from routing.instances.core import HeartbeatResult
-from routing.instances.embedded import MAX_TTL_SECONDS
 from routing.instances.model import InstanceView, SourceStatus
 from routing.instances.registration import (
     InvalidInputError,
-    check_name,
+    NotJsonError,
+    TooLongError,
     parse_deletion,
     parse_heartbeat,
     parse_leased_registration,
@@ -42,16 +42,16 @@ def heartbeat_endpoint(registry: InstanceRegistry) -> Endpoint:
 
 
 def put_endpoint(registry: InstanceRegistry) -> Endpoint:
-    """Register, or register again, with a lease of `ttl_s` seconds: 204."""
+    """Register, or register again, with a lease of `ttl_s` seconds: 204. A name that is no address is
+    taken as well: routing can use it, only its streams cannot be found (`bad_address`)."""
 
     def put(request: Request) -> Response:
         _must_be_embedded(registry)
         try:
-            name = check_name(request.params["name"])
-            registration, ttl = parse_leased_registration(name, request.body)
+            registration, ttl = parse_leased_registration(request.params["name"], request.body)
         except InvalidInputError as error:
             raise _bad_request(error) from None
-        registry.put(registration, _checked_ttl(ttl))
+        registry.put(registration, ttl)
         return Response(204)
 
     return put
@@ -173,14 +173,10 @@ def _raise_unless_accepted(result: HeartbeatResult, name: str, incarnation_id: s
             )
 
 
-def _checked_ttl(ttl: float | None) -> float:
-    if ttl is None or not 0.0 < ttl <= MAX_TTL_SECONDS:
-        found = "missing" if ttl is None else f"{ttl:g}"
-        allowed = f"a number of seconds above 0, at most {MAX_TTL_SECONDS:g}"
-        raise ApiError(400, "invalid_field", f"ttl_s: {found}; it must be {allowed}")
-    return ttl
-
-
 def _bad_request(error: InvalidInputError) -> ApiError:
-    code = "invalid_json" if str(error).startswith("not JSON") else "invalid_field"
-    return ApiError(400, code, str(error))
+    match error:
+        case NotJsonError():
+            return ApiError(400, "invalid_json", str(error))
+        case TooLongError():
+            return ApiError(413, "body_too_large", f"the body is {error}")
+    return ApiError(400, "invalid_field", str(error))

@@ -3,8 +3,8 @@
     .venv/bin/python -m scripts.demo [--port 8888]
 
 Keeps its database, its login and the engines' output in var/demo (or KVPORTAL_DATA_DIR), apart from a real
-installation; every other KVPORTAL_ variable is ignored. Exit status 0 after Ctrl-C or SIGTERM, 1 when the
-portal ended by itself.
+installation; every other KVPORTAL_ variable, and those for etcd, are ignored. Exit status 0 after Ctrl-C or
+SIGTERM, 1 when the portal ended by itself, 2 when the port cannot be used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from kvportal.config.values import integer
 from scripts.supervisor import Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -30,9 +32,12 @@ TOPIC = "xllm-kv"
 ENGINES = 3
 POLL_SECONDS = 0.1
 PORTAL = "the portal"
-
-
+PORT_KIND = integer(1, 65535)
 EVENTS = {"discovery": {"enabled": True, "topic": TOPIC}}
+
+
+class PortError(Exception):
+    """The demo cannot use this port; the sentence says why."""
 
 
 def engine_command(number: int, url: str) -> list[str]:
@@ -62,8 +67,8 @@ def write_private(path: Path, text: str) -> None:
 
 def prepare_environment() -> Path:
     """Set the variables that the demo's processes see; the data directory."""
-    data_dir = Path(os.environ.get("KVPORTAL_DATA_DIR", CHECKOUT / "var" / "demo")).absolute()
-    for name in [name for name in os.environ if name.startswith("KVPORTAL_")]:
+    data_dir = Path(os.environ.get("KVPORTAL_DATA_DIR") or CHECKOUT / "var" / "demo").absolute()
+    for name in [name for name in os.environ if name.startswith(("KVPORTAL_", "ETCD_"))]:
         del os.environ[name]
     os.environ["KVPORTAL_DATA_DIR"] = str(data_dir)
     os.environ["DJANGO_SETTINGS_MODULE"] = "kvportal.settings"
@@ -152,10 +157,32 @@ def run(supervisor: Supervisor, port: int) -> int:
     return watch(supervisor, url, welcome_text(url, password, data_dir))
 
 
+def usable_port(text: str) -> int:
+    """The port that `text` names. Raises PortError with a sentence when the portal cannot listen on it."""
+    try:
+        port = PORT_KIND.parse(text)
+    except ValueError:
+        raise PortError(f"PORT: found {text!r}; allowed: {PORT_KIND.allowed}") from None
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise PortError(f"PORT: found {port} ({reason}); allowed: one that is free on {HOST}") from None
+    return port
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="The portal with three simulated engines on this machine.")
-    parser.add_argument("--port", type=int, default=8888, help="port of the portal on 127.0.0.1")
-    port = parser.parse_args(arguments).port
+    parser.add_argument("--port", default="8888", help="port of the portal on 127.0.0.1")
+    parser.add_argument("--check", action="store_true", help="only say whether the port can be used")
+    options = parser.parse_args(arguments)
+    try:
+        port = usable_port(options.port)
+    except PortError as error:
+        say(f"demo: {error}")
+        return 2
+    if options.check:
+        return 0
 
     supervisor = Supervisor()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -134,7 +134,8 @@ def _decode(data: bytes, where: str, faults: Faults) -> object:
         faults.note(where, f"an invalid byte at offset {error.start}", "JSON in UTF-8")
         return None
     except json.JSONDecodeError as error:
-        found = f"{error.msg} at line {error.lineno}, column {error.colno}"
+        place = f"line {error.lineno}, column {error.colno}"
+        found = f"no valid JSON ({error.msg} at {place})" if data.strip() else "an empty file"
         faults.note(where, found, "one JSON object")
         return None
     except (ValueError, RecursionError):

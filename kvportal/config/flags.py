@@ -6,16 +6,21 @@ import argparse
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from kvportal.config.faults import Faults, show
-from kvportal.config.values import Kind, boolean, choice, integer, is_host, names, number, text_of
+from kvportal.config.model import Config
+from kvportal.config.site import VARIABLES as SITE_VARIABLES
+from kvportal.config.values import Kind, boolean, choice, integer, is_host, names, number, spelled, text_of
 
 PREFIX = "KVPORTAL_"
 MAX_MS = 2**31 - 1
 """Longest time in ms: what a 32-bit poll timeout holds, 24 days."""
 _NO_VALUE = "\0no value"
+_DEFAULTS = {field.name: field.default for field in fields(Config)}
+_FIELD_NAMES = {"etcd_addr": "etcd_addrs"}
+"""Fields of `Config` that are not named after their option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,16 @@ class Option:
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
+
+    @property
+    def default(self) -> Any:
+        """That of `Config`; empty text for the few options that are no field of it."""
+        return _DEFAULTS.get(_FIELD_NAMES.get(self.name, self.name), "")
+
+    @property
+    def described(self) -> str:
+        """What it is, and what holds when nobody sets it."""
+        return f"{self.help} (default: {spelled(self.default) or 'none'})"
 
 
 def _host(text: str) -> str:
@@ -131,12 +146,18 @@ OPTIONS = (
     Option(
         "record_prompts_hours", number(0, 24 * 366, above=True), "age limit of stored prompts", flag=False
     ),
-    Option("replica_name", Kind("printable text", _printable), "name among replicas", flag=False),
+    Option(
+        "replica_name",
+        Kind("printable text", _printable),
+        "name among replicas; none: host and port",
+        flag=False,
+    ),
     Option("etcd_ca", text_of(), "file of etcd's certificate authority", flag=False),
     Option("etcd_cert", text_of(), "file of our certificate for etcd", flag=False),
     Option("etcd_key", text_of(), "file of our key for etcd", flag=False),
 )
 FLAGS = tuple(option for option in OPTIONS if option.flag)
+BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -148,8 +169,30 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             nargs="?",
             const="true" if option.switch else _NO_VALUE,
             metavar="BOOL" if option.switch else "VALUE",
-            help=f"{option.help} [{option.variable}]".replace("%", "%%"),
+            help=f"{option.described} [{option.variable}]".replace("%", "%%"),
         )
+
+
+def variables_help() -> str:
+    """The lines of `--help` about what the environment sets."""
+    unflagged = [option for option in OPTIONS if not option.flag]
+    width = max(len(option.variable) for option in unflagged)
+    return "\n".join(
+        [
+            "Each flag can be given by the variable in brackets instead; a flag beats its variable.",
+            "",
+            "variables without a flag:",
+            *(f"  {option.variable:{width}}  {option.described}" for option in unflagged),
+            "",
+            "variables for the login at etcd: ETCD_USERNAME and ETCD_PASSWORD (both or neither)",
+            "",
+            "variables that every command reads:",
+            *(
+                f"  {name:{width}}  {kind.allowed} (default: {spelled(default) or 'none'})"
+                for name, (kind, default) in SITE_VARIABLES.items()
+            ),
+        ]
+    )
 
 
 def hyphenated(argv: Sequence[str]) -> list[str]:

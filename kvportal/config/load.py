@@ -7,13 +7,13 @@ import re
 import ssl
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvportal.config.events_file import read_events_file
 from kvportal.config.faults import Faults, show
-from kvportal.config.flags import OPTIONS, PREFIX, Option, parse_flags
+from kvportal.config.flags import BY_NAME, OPTIONS, PREFIX, Option, parse_flags
 from kvportal.config.model import Config
 from kvportal.config.site import VARIABLES as SITE_VARIABLES
 from kvportal.config.values import is_loopback
@@ -22,7 +22,6 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HEADER_SAFE = "visible ASCII characters without spaces (it travels in a header)"
 _ORCHESTRATED = re.compile(rf"{PREFIX}(SERVICE_|PORT(_|$)|.*_(SERVICE_HOST|SERVICE_PORT.*|PORT(_[0-9].*)?)$)")
 """Variables that Kubernetes sets in every container for a Service named kvportal or kvportal-…"""
-_FIELDS = {field.name: field.default for field in fields(Config)}
 _MAX_TOKEN_FILE_BYTES = 64 * 1024
 
 
@@ -76,32 +75,24 @@ class _Source:
 
     def where(self, name: str) -> str | None:
         """The flag or variable that gives `name`; None when neither does. An empty variable is unset."""
-        option = _BY_NAME[name]
+        option = BY_NAME[name]
         if name in self.flag_texts:
             return option.spelling
         return option.variable if self.environ.get(option.variable, "").strip() else None
 
     def named(self, name: str) -> str:
         """As `where`, or the flag (the variable, where there is no flag) that would set it."""
-        option = _BY_NAME[name]
+        option = BY_NAME[name]
         return self.where(name) or (option.spelling if option.flag else option.variable)
 
     def read(self, option: Option) -> Any:
-        where, default = self.where(option.name), _default(option.name)
+        where = self.where(option.name)
         if where is None:
-            return default
+            return option.default
         text = self.flag_texts.get(option.name)
         return option.kind.read(
-            where, self.environ[option.variable] if text is None else text, self.faults, default
+            where, self.environ[option.variable] if text is None else text, self.faults, option.default
         )
-
-
-_BY_NAME = {option.name: option for option in OPTIONS}
-
-
-def _default(name: str) -> Any:
-    """The default in `Config`; empty text for the few options that are no field of it."""
-    return _FIELDS.get({"etcd_addr": "etcd_addrs"}.get(name, name), "")
 
 
 def _tokens(values: dict[str, Any], source: _Source, notices: list[str]) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ SHORTEST_SECRET_KEY = 50
 SQLITE_BUSY_SECONDS = 20
 POSTGRES_CONNECT_SECONDS = 5
 _PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;"
+_DATABASE_ALLOWED = "sqlite:////absolute/path or postgres://user:password@host:port/name"
+_REDIS_ALLOWED = "redis://host:port/0, rediss://host:port/0 or unix:///path"
 _HEADER = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*")
 
 
@@ -52,9 +54,18 @@ class Site:
 
 VARIABLES: dict[str, tuple[Kind[Any], Any]] = {
     "KVPORTAL_DATA_DIR": (text_of("a directory"), str(CHECKOUT / "var")),
-    "KVPORTAL_SECRET_KEY": (text_of(secret=True), ""),
-    "KVPORTAL_DATABASE_URL": (text_of(secret=True), ""),
-    "KVPORTAL_REDIS_URL": (text_of(secret=True), ""),
+    "KVPORTAL_SECRET_KEY": (
+        text_of("at least 50 characters; none: one is made and kept in the data directory", secret=True),
+        "",
+    ),
+    "KVPORTAL_DATABASE_URL": (
+        text_of(f"{_DATABASE_ALLOWED}; none: SQLite in the data directory", secret=True),
+        "",
+    ),
+    "KVPORTAL_REDIS_URL": (
+        text_of(f"{_REDIS_ALLOWED}; none: in memory, for one replica", secret=True),
+        "",
+    ),
     "KVPORTAL_ALLOWED_HOSTS": (
         names(
             "host names separated by commas, without scheme or port", lambda name: not set(name) & set("/ @")
@@ -188,17 +199,20 @@ def _create_secret(path: Path) -> None:
 
 def _database(url: str, data_dir: Path, faults: Faults) -> dict[str, Any]:
     """Django's description of the database; SQLite in the data directory when no URL is given."""
-    scheme = urlsplit(url).scheme if url else "sqlite"
+    scheme = url.partition(":")[0].lower() if url else "sqlite"
     url = url or "sqlite:///" + str(data_dir / "kvportal.sqlite3").replace("%", "%25")
-    allowed = "sqlite:////absolute/path or postgres://user:password@host:port/name"
     try:
         database: dict[str, Any] = dict(dj_database_url.parse(url, conn_health_checks=True))
     except (ValueError, KeyError):
-        faults.note("KVPORTAL_DATABASE_URL", "a URL that does not parse (not shown)", allowed)
+        faults.note("KVPORTAL_DATABASE_URL", "a URL that does not parse (not shown)", _DATABASE_ALLOWED)
         return {}
     if scheme == "sqlite":
-        if not os.path.isabs(database["NAME"]):
-            faults.note("KVPORTAL_DATABASE_URL", f"the path {show(database['NAME'])}", allowed)
+        path = Path(database["NAME"])
+        if not path.is_absolute():
+            faults.note("KVPORTAL_DATABASE_URL", f"the path {show(str(path))}", _DATABASE_ALLOWED)
+        elif path.parent != data_dir and not path.parent.is_dir():
+            found = f"the path {show(str(path))}, whose directory does not exist"
+            faults.note("KVPORTAL_DATABASE_URL", found, _DATABASE_ALLOWED)
         options = {"init_command": _PRAGMAS, "transaction_mode": "IMMEDIATE", "timeout": SQLITE_BUSY_SECONDS}
         database["OPTIONS"] = {**options, **database.get("OPTIONS", {})}
         # Background writers use threads of their own: an in-memory test database, shared between
@@ -207,13 +221,19 @@ def _database(url: str, data_dir: Path, faults: Faults) -> dict[str, Any]:
     elif scheme in ("postgres", "postgresql"):
         database["OPTIONS"] = {"connect_timeout": POSTGRES_CONNECT_SECONDS, **database.get("OPTIONS", {})}
     else:
-        faults.note("KVPORTAL_DATABASE_URL", f"the scheme {show(scheme)}", allowed)
+        faults.note("KVPORTAL_DATABASE_URL", f"the scheme {show(scheme)}", _DATABASE_ALLOWED)
     return database
 
 
 def _redis_url(url: str, faults: Faults) -> str:
-    if url and urlsplit(url).scheme not in ("redis", "rediss", "unix"):
-        faults.note(
-            "KVPORTAL_REDIS_URL", f"the scheme {show(urlsplit(url).scheme)}", "redis://, rediss:// or unix://"
-        )
+    if not url:
+        return url
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        faults.note("KVPORTAL_REDIS_URL", "a URL that does not parse (not shown)", _REDIS_ALLOWED)
+        return ""
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        faults.note("KVPORTAL_REDIS_URL", f"the scheme {show(parts.scheme)}", _REDIS_ALLOWED)
     return url

@@ -57,13 +57,24 @@ def number(low: float, high: float | None = None, *, above: bool = False) -> Kin
 
     def parse(text: str) -> float:
         value = checked(float(text), low, high)
-        if not math.isfinite(value) or "_" in text or (above and value == low):
+        if not math.isfinite(value) or not text.isascii() or "_" in text or (above and value == low):
             raise ValueError
         return value
 
     if high is not None:
         return Kind(f"a number from {low:g} to {high:g}", parse)
     return Kind(f"a finite number {'above' if above else 'of at least'} {low:g}", parse)
+
+
+def spelled(value: object) -> str:
+    """A value as one would type it; empty for those that mean "none"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(map(spelled, value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else str(value)
 
 
 def checked(value: T, low: T, high: T | None) -> T:

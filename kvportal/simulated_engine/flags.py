@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from kvportal.config.endpoints import endpoint_key
-from kvportal.config.flags import OPTIONS
-from kvportal.config.values import Kind, choice, integer, is_host, number, text_of
+from kvportal.config.flags import BY_NAME
+from kvportal.config.values import Kind, choice, integer, is_host, number, spelled, text_of
 from kvportal.simulated_engine.registration import (
     TIMEOUT_S,
     EtcdRegistrar,
@@ -32,7 +32,6 @@ from streams.simulator.server import EngineServer
 T = TypeVar("T")
 
 DEFAULT_PORTAL = "http://127.0.0.1:8888"
-_SERVE_KINDS = {option.name: option.kind for option in OPTIONS}
 _SHARE = number(0, 1)
 _PORT = integer(0, 65535)
 _OFFSET = integer(1, 65534)
@@ -170,12 +169,13 @@ def _portal_token(options: dict[str, Any]) -> str:
     if path is None:
         return os.environ.get("KVPORTAL_INTERNAL_API_TOKEN", "")
     try:
-        lines = Path(path).read_text().split()
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
     except (OSError, ValueError) as error:
         raise FlagError(f"--portal-token-file: cannot read {path}: {error}") from error
-    if not lines:
+    tokens = [line for line in lines if line and line[0] != "#"]
+    if not tokens:
         raise FlagError(f"--portal-token-file: {path} is empty")
-    return lines[0]
+    return tokens[0]
 
 
 def _etcd_settings(options: dict[str, Any]) -> EtcdSettings:
@@ -203,13 +203,9 @@ def _typed(kind: Kind[T]) -> Callable[[str], T]:
 
 
 def _flag(group: Any, name: str, kind: Kind[Any], default: Any, help_text: str) -> None:
-    shown = "" if default in (None, "") else f"; default {default}"
+    text = f"{help_text} ({kind.allowed}; default: {spelled(default) or 'none'})"
     group.add_argument(
-        name,
-        type=_typed(kind),
-        default=default,
-        metavar="VALUE",
-        help=f"{help_text} ({kind.allowed}{shown})".replace("%", "%%"),
+        name, type=_typed(kind), default=default, metavar="VALUE", help=text.replace("%", "%%")
     )
 
 
@@ -251,14 +247,14 @@ def _add_traffic(group: Any) -> None:
 
 def _add_registration(group: Any) -> None:
     _flag(group, "--register", choice("none", "etcd", "http"), "none", "where to register")
-    _flag(group, "--role", ROLE, Role.DEFAULT, "role to register with")
+    _flag(group, "--role", ROLE, "default", "role to register with")
     _flag(group, "--ttl", integer(1, 86_400), 5, "seconds that the registration outlives the heartbeats")
     _flag(group, "--heartbeat-interval", number(0.05, 3600), 1.0, "seconds between two heartbeats")
     portal = (
         f"takes heartbeats, with --register http also the registration; then {DEFAULT_PORTAL} if left out"
     )
     _flag(group, "--portal", PORTAL, None, portal)
-    source = "file whose first line is the portal's token; or set KVPORTAL_INTERNAL_API_TOKEN"
+    source = "file of the portal's tokens, of which the first is used; or set KVPORTAL_INTERNAL_API_TOKEN"
     _flag(group, "--portal-token-file", text_of("a readable file"), None, source)
-    _flag(group, "--etcd-addr", _SERVE_KINDS["etcd_addr"], ("127.0.0.1:2379",), "etcd members")
-    _flag(group, "--etcd-namespace", _SERVE_KINDS["etcd_namespace"], "", "prefix of all keys in etcd")
+    for option in (BY_NAME["etcd_addr"], BY_NAME["etcd_namespace"]):
+        _flag(group, option.spelling, option.kind, option.default, option.help)

@@ -3,6 +3,9 @@
 Without etcd, instances register over HTTP with a time to live that every heartbeat renews, or they
 are entered in the admin, with or without one. The end of a lease is to the machine what the deletion
 of a key in etcd is. The registration is kept after that, so that a heartbeat can revive it.
+
+Under one name, what registered over HTTP counts for as long as that instance is known; then what was
+entered counts again.
 """
 
 from __future__ import annotations
@@ -42,8 +45,9 @@ class Lease:
     origin: Origin
     ttl: float | None
     expires_at: float | None
-    """None: never, or it has expired already."""
-    expired: bool = False
+    """None: never, or it is over already."""
+    over: bool = False
+    """It ran out or was given up; a heartbeat revives it."""
 
 
 class LeaseTable:
@@ -51,49 +55,53 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        self._entered: dict[str, Entry] = {}
+        """What the admin said last, by name."""
 
-    def put(
-        self, registration: Registration, ttl: float | None, now: float, origin: Origin = Origin.API
-    ) -> list[Input]:
-        """Register, or register again; the last one to come decides."""
-        expires_at = None if ttl is None else now + ttl
-        self._leases[registration.name] = Lease(registration, origin, ttl, expires_at)
-        return [Registered(registration)]
+    def put(self, registration: Registration, ttl: float, now: float) -> list[Input]:
+        """Register over HTTP, or register again; the last one to come decides."""
+        return self._begin(registration, Origin.API, ttl, now)
 
-    def delete(self, name: str, reason: str = "it was deleted over HTTP") -> list[Input]:
-        """Give a lease up. Nothing happens when there is none."""
-        lease = self._leases.pop(name, None)
-        if lease is None or lease.expired:
+    def delete(self, name: str) -> list[Input]:
+        """Give a lease up. Nothing happens when there is none, or it is over. One that was entered in the
+        admin belongs there and waits for a heartbeat; what registered over HTTP has to do so again."""
+        lease = self._leases.get(name)
+        if lease is None:
             return []
-        return [Deleted(name, lease.registration.identity, reason)]
+        if lease.origin is Origin.ADMIN:
+            self._leases[name] = replace(lease, expires_at=None, over=True)
+        else:
+            del self._leases[name]
+        return self._ended(lease, "it was deleted over HTTP")
 
     def replace_entered(self, entered: Iterable[Entry], now: float) -> list[Input]:
-        """Take over what the admin says now; registrations over HTTP stay as they are."""
-        wanted = {item.registration.name: item for item in entered}
+        """Take over what the admin says now, as far as it differs from what it said last. Registrations
+        over HTTP stay as they are."""
+        before, self._entered = self._entered, {entry.registration.name: entry for entry in entered}
         inputs: list[Input] = []
-        for name, lease in list(self._leases.items()):
-            if lease.origin is Origin.ADMIN and name not in wanted:
-                inputs += self.delete(name, "it was removed in the admin")
-        for name, item in wanted.items():
-            known = self._leases.get(name)
-            same = known is not None and (known.registration, known.ttl) == (item.registration, item.ttl)
-            if not same and (known is None or known.origin is Origin.ADMIN):
-                inputs += self.put(item.registration, item.ttl, now, Origin.ADMIN)
+        for name in before.keys() - self._entered.keys():
+            lease = self._leases.get(name)
+            if lease is not None and lease.origin is Origin.ADMIN:
+                del self._leases[name]
+                inputs += self._ended(lease, "it was removed in the admin")
+        for name, entry in self._entered.items():
+            if entry != before.get(name):
+                inputs += self._enter(name, now)
         return inputs
 
     def renew(self, name: str, now: float) -> list[Input]:
         """A heartbeat of the registered incarnation arrived; one after the end revives the lease."""
         lease = self._leases.get(name)
-        if lease is None or lease.ttl is None:
+        if lease is None or (lease.ttl is None and not lease.over):
             return []
-        self._leases[name] = replace(lease, expires_at=now + lease.ttl, expired=False)
-        return [Registered(lease.registration)] if lease.expired else []
+        self._leases[name] = replace(lease, expires_at=_expiry(lease.ttl, now), over=False)
+        return [Registered(lease.registration)] if lease.over else []
 
     def revive(self, name: str, incarnation_id: str | None, now: float) -> list[Input]:
         """A heartbeat arrived for an instance that may be gone altogether. One that was entered in the
         admin belongs there, so it comes back without being entered again."""
         lease = self._leases.get(name)
-        if lease is None or not lease.expired or lease.origin is not Origin.ADMIN:
+        if lease is None or not lease.over or lease.origin is not Origin.ADMIN:
             return []
         registered = lease.registration.incarnation_id
         if registered is not None and registered != incarnation_id:
@@ -105,15 +113,17 @@ class LeaseTable:
         inputs: list[Input] = []
         for name, lease in self._leases.items():
             if lease.expires_at is not None and now >= lease.expires_at:
-                self._leases[name] = replace(lease, expires_at=None, expired=True)
-                inputs.append(Deleted(name, lease.registration.identity, f"no heartbeat for {lease.ttl:g} s"))
+                self._leases[name] = replace(lease, expires_at=None, over=True)
+                inputs += self._ended(lease, f"no heartbeat for {lease.ttl:g} s")
         return inputs
 
-    def forget(self, name: str) -> None:
-        """The machine removed the instance. What registered over HTTP has to do so again."""
+    def forget(self, name: str, now: float) -> list[Input]:
+        """The machine removed the instance. What registered over HTTP has to do so again; what was
+        entered under its name, if anything, counts from now on."""
         lease = self._leases.get(name)
-        if lease is not None and lease.expired and lease.origin is Origin.API:
+        if lease is not None and lease.origin is Origin.API and lease.over:
             del self._leases[name]
+        return self._enter(name, now) if name not in self._leases else []
 
     def get(self, name: str) -> Lease | None:
         return self._leases.get(name)
@@ -121,3 +131,25 @@ class LeaseTable:
     def next_deadline(self) -> float | None:
         times = (lease.expires_at for lease in self._leases.values() if lease.expires_at is not None)
         return min(times, default=None)
+
+    def _enter(self, name: str, now: float) -> list[Input]:
+        """What the admin says of `name` counts, unless there is nothing or somebody registered over HTTP."""
+        entry, lease = self._entered.get(name), self._leases.get(name)
+        if entry is None or (lease is not None and lease.origin is Origin.API):
+            return []
+        return self._begin(entry.registration, Origin.ADMIN, entry.ttl, now)
+
+    def _begin(
+        self, registration: Registration, origin: Origin, ttl: float | None, now: float
+    ) -> list[Input]:
+        self._leases[registration.name] = Lease(registration, origin, ttl, _expiry(ttl, now))
+        return [Registered(registration)]
+
+    @staticmethod
+    def _ended(lease: Lease, reason: str) -> list[Input]:
+        registration = lease.registration
+        return [] if lease.over else [Deleted(registration.name, registration.identity, reason)]
+
+
+def _expiry(ttl: float | None, now: float) -> float | None:
+    return None if ttl is None else now + ttl

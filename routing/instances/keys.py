@@ -10,6 +10,7 @@ them in the order in which they were written. Keys are compared as bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -128,6 +129,11 @@ class KeyTable:
         goes for what was written in one transaction."""
         pairs = [(event, self._split(event)) for event in events]
         pairs.sort(key=lambda pair: (0 if listed else pair[0].mod_revision, _is_load(pair[1])))
+        if listed:
+            # All of it stands together, and a store that was restored may tell of lower revisions than
+            # those that are remembered.
+            for event, split in pairs:
+                self._remember(event, split)
         found: list[Input] = []
         for event, split in pairs:
             if split is not None:
@@ -142,6 +148,15 @@ class KeyTable:
         except InvalidInputError as error:
             self._note(event, error)
             return None
+
+    def _remember(self, event: KeyEvent, split: tuple[Role | None, str] | None) -> None:
+        """Take a registration in, if it is one and valid, so that those after it are compared with it."""
+        if split is None or split[0] is None or event.value is None:
+            return
+        role, name = split
+        with suppress(InvalidInputError):  # noted when its turn comes
+            registration = parse_registration(name, event.value, role)
+            self._entries.setdefault(name, {})[event.key] = _Entry(event.mod_revision, registration)
 
     def _registration(self, event: KeyEvent, role: Role, name: str) -> Iterable[Input]:
         if event.value is None:

@@ -122,13 +122,15 @@ class InstanceRegistry:
         self._carry_out(actions, changed)
 
     def delete(self, name: str, incarnation_id: str | None = None) -> HeartbeatResult:
-        """Give a lease up, if it is that incarnation's. For the embedded registry alone."""
+        """Give a lease up, if it is that incarnation's (or nobody knows whose). For the embedded registry
+        alone."""
         with self._due:
             leases = self._must_have_leases()
             lease = leases.get(name)
             if lease is None:
                 return HeartbeatResult.UNKNOWN_INSTANCE
-            if incarnation_id is not None and incarnation_id != lease.registration.incarnation_id:
+            registered = lease.registration.incarnation_id
+            if None not in (incarnation_id, registered) and incarnation_id != registered:
                 return HeartbeatResult.OTHER_INCARNATION
             actions = self._feed(leases.delete(name))
             changed = self._publish()
@@ -163,11 +165,12 @@ class InstanceRegistry:
         if self._leases is not None:
             actions += self._feed(self._leases.expire(now))
         fallen = self._machine.advance(now)
+        actions += fallen
         if self._leases is not None:
             for action in fallen:
                 if isinstance(action, Transition) and action.new is None:
-                    self._leases.forget(action.name)
-        return actions + fallen
+                    actions += self._feed(self._leases.forget(action.name, now))
+        return actions
 
     def _publish(self) -> bool:
         """Swap the snapshot in. Whether anything but load changed."""

@@ -70,10 +70,11 @@ class EtcdSource:
         """Instances entered in the admin belong to the embedded registry."""
 
     def _handle(self, events: Sequence[KeyEvent], *, listed: bool) -> None:
-        skipped = self._table.invalid_total
+        before = self._table.invalid_total
         self._registry.apply(self._table.inputs(events, listed=listed))
-        skipped = self._table.invalid_total - skipped
-        for latest in self._table.invalid[-1:] if skipped else ():
+        skipped, invalid = self._table.invalid_total - before, self._table.invalid
+        if skipped and invalid:
+            latest = invalid[-1]
             log.warning("%d value(s) in etcd are skipped; %s: %s", skipped, latest.key, latest.reason)
 
 

@@ -315,8 +315,9 @@ def test_more_static_streams_than_max_streams_are_refused(limits, most):
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (b"", "Expecting value at line 1, column 1"),
-        (b"{", "line 1, column 2"),
+        (b"", "found an empty file; allowed: one JSON object"),
+        (b" \n", "an empty file"),
+        (b"{", "found no valid JSON (Expecting property name enclosed in double quotes at line 1, column 2)"),
         (b"{} {}", "Extra data at line 1, column 4"),
         (b"{'a': 1}", "line 1, column 2"),
         (b"\xef\xbb\xbf{}", "a byte order mark"),

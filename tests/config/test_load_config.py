@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from pathlib import Path
@@ -15,6 +16,9 @@ from cryptography.x509.oid import NameOID
 
 from kvportal.config import Config, ConfigError, KvEventsConfig, load_config
 from kvportal.config.flags import FLAGS, OPTIONS
+from kvportal.config.site import VARIABLES as SITE_VARIABLES
+from kvportal.config.values import spelled
+from kvportal.management.commands.serve import Command
 
 
 def faults_of(argv=(), environ=None) -> list[str]:
@@ -126,6 +130,7 @@ WRONG = [
     ("target_ttft", "0", "a finite number above 0"),
     ("target_tpot", "inf", "a finite number above 0"),
     ("target_tpot", "nan", "a finite number above 0"),
+    ("target_tpot", "٨٠", "a finite number above 0"),
     ("allow_anonymous_api", "maybe", "true or false"),
     ("instance_source", "zookeeper", "embedded or etcd"),
     ("etcd_addr", "localhost", "host:port of each etcd member"),
@@ -490,3 +495,26 @@ def test_a_configuration_cannot_be_changed():
 
 def test_option_names_are_unique():
     assert len({option.name for option in OPTIONS}) == len(OPTIONS)
+
+
+def test_the_help_tells_every_default_and_variable():
+    text = " ".join(Command().create_parser("manage.py", "serve").format_help().split())
+    for option in OPTIONS:
+        assert option.variable in text
+        assert option.described in text
+    assert "port to listen on; 0: the system chooses (default: 8888) [KVPORTAL_HTTP_SERVER_PORT]" in text
+    assert (
+        "etcd members, host:port, separated by commas (default: 127.0.0.1:2379) [KVPORTAL_ETCD_ADDR]" in text
+    )
+    assert "(default: false) [KVPORTAL_ALLOW_ANONYMOUS_API]" in text
+    assert "KVPORTAL_DRAIN_SECONDS time of 503 on /readyz before the port closes (default: 0)" in text
+    assert all(name in text for name in SITE_VARIABLES)
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if spelled(option.default)], ids=lambda option: option.name
+)
+def test_a_default_that_is_shown_is_the_one_that_is_in_force(option):
+    given = {option.variable: spelled(option.default)}
+    changed = dataclasses.replace(load_config([], given), notices=())
+    assert changed == dataclasses.replace(load_config([], {}), notices=())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ import pytest
 from kvportal.config import load_config
 from kvportal.config.faults import ConfigError
 from kvportal.config.site import CHECKOUT, load_site
+from tests.support.processes import ManagedProcess
+from tests.support.waiting import wait_until
 
 LONG_KEY = "k" * 32 + "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -96,10 +100,14 @@ def test_postgresql_is_taken_from_its_url(tmp_path):
         ("KVPORTAL_DATABASE_URL", "mysql://u:s3cret@h/db"),
         ("KVPORTAL_DATABASE_URL", "nonsense"),
         ("KVPORTAL_DATABASE_URL", "postgres://u:s3cret@h:port/db"),
+        ("KVPORTAL_DATABASE_URL", "postgres://u:s3cret@[h/db"),
         ("KVPORTAL_DATABASE_URL", "sqlite:///relative/path"),
+        ("KVPORTAL_DATABASE_URL", "sqlite:////nowhere/at/all.sqlite3"),
         ("KVPORTAL_DATABASE_URL", "sqlite://:memory:"),
         ("KVPORTAL_DATABASE_URL", "sqlite://"),
         ("KVPORTAL_REDIS_URL", "http://:s3cret@h"),
+        ("KVPORTAL_REDIS_URL", "redis://:s3cret@h:port/0"),
+        ("KVPORTAL_REDIS_URL", "redis://:s3cret@[h/0"),
         ("KVPORTAL_SECRET_KEY", "s3cret"),
         ("KVPORTAL_ALLOWED_HOSTS", "https://portal.example"),
         ("KVPORTAL_ALLOWED_HOSTS", "a.example,,b.example"),
@@ -180,6 +188,42 @@ def test_serve_reports_faults_of_settings_and_of_flags_together(tmp_path):
         "--server",
         "KVPORTAL_TARGET_TTFT",
     ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"KVPORTAL_DEBUG": "x"}])
+def test_a_fault_of_an_option_that_every_command_has_is_a_line_too(tmp_path, settings):
+    done = manage(tmp_path, "serve", "--verbosity=9", **settings)
+    assert done.returncode == 2
+    *others, line = done.stderr.splitlines()
+    assert [other.split(":")[0] for other in others] == list(settings)
+    assert line.startswith("command line: found argument -v/--verbosity: invalid choice: 9")
+
+
+def test_ctrl_c_while_the_configuration_is_read_ends_it_without_a_traceback(tmp_path):
+    """The file is a pipe into which nobody writes."""
+    pipe = tmp_path / "kv.json"
+    os.mkfifo(pipe)
+    command = [sys.executable, str(CHECKOUT / "manage.py"), "serve", f"--kv-events-config-file={pipe}"]
+    # Whoever runs the tests in the background may have them ignore Ctrl-C, and children inherit that.
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = ManagedProcess(command, tmp_path / "log", env={**os.environ, **environment(tmp_path)})
+    finally:
+        signal.signal(signal.SIGINT, inherited)
+
+    def opened() -> int | None:
+        assert process.running, process.output()
+        with suppress(OSError):  # until it is opened for reading
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        return None
+
+    try:
+        with os.fdopen(wait_until(opened, 30), "wb"):
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+    finally:
+        process.stop()
+    assert process.output() == ""
 
 
 def example_variables(*, commented: bool = False) -> dict[str, str]:

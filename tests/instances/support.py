@@ -6,7 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -15,7 +15,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from routing.instances.etcd import EtcdSettings
-from tests.support.processes import EtcdServer
+from scripts.supervisor import free_ports
+from tests.support.processes import PORT_ATTEMPTS, START_TIMEOUT, EtcdServer
 from tests.support.waiting import wait_until
 
 QUICK = {"request_timeout": 0.5, "heartbeat_interval": 0.2, "max_backoff": 0.3}
@@ -32,10 +33,6 @@ def etcd_post(server: EtcdServer, path: str, body: dict[str, Any], token: str = 
     request = Request(f"{server.url}/v3/{path}", json.dumps(body).encode(), headers)
     with urlopen(request, timeout=10) as answer:
         return dict(json.load(answer))
-
-
-def _stands_still(stat: Path) -> bool:
-    return stat.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 class TestEtcd(EtcdServer):
@@ -55,13 +52,6 @@ class TestEtcd(EtcdServer):
             return False
         return True
 
-    def freeze(self) -> None:
-        """Returns once every thread stands still: until then it might still answer."""
-        super().freeze()
-        assert self.process is not None
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        wait_until(lambda: all(_stands_still(task / "stat") for task in tasks.iterdir()))
-
     def ask_for_password(self, password: str) -> None:
         """From now on only `root` is let in."""
         etcd_post(self, "auth/user/add", {"name": "root", "password": password})
@@ -77,6 +67,59 @@ class TestEtcd(EtcdServer):
     def change_password(self, old: str, new: str) -> None:
         token = etcd_post(self, "auth/authenticate", {"name": "root", "password": old})["token"]
         etcd_post(self, "auth/user/changepw", {"name": "root", "password": new}, token)
+
+
+class EtcdMember(TestEtcd):
+    """One of several members of an etcd, on ports that were chosen for all of them."""
+
+    __test__ = False
+
+    def __init__(self, directory: Path, name: str, ports: list[int], peers: str) -> None:
+        directory.mkdir(parents=True)
+        super().__init__(directory)
+        # Of a flag that is given twice the last counts. An election must not follow from a busy machine.
+        self.extra_flags += ("--heartbeat-interval=50", "--election-timeout=500")
+        self.extra_flags += ("--name", name, "--initial-cluster", peers)
+        self.ports = ports
+        self.others_run = False
+
+    def ready(self) -> bool:
+        """Before the others run it cannot answer."""
+        return not self.others_run or super().ready()
+
+    def leads(self) -> bool:
+        status = etcd_post(self, "maintenance/status", {})
+        return bool(status["leader"] == status["header"]["member_id"])
+
+
+@contextmanager
+def etcd_cluster(directory: Path, size: int = 3) -> Iterator[list[EtcdMember]]:
+    """All members of a running etcd, the leader first."""
+    with ExitStack() as stack:
+        for attempt in range(PORT_ATTEMPTS):
+            members = _members(directory / str(attempt), size)
+            for member in members:
+                stack.callback(member.kill)
+                member.start()
+            for member in members:
+                member.others_run = True
+            # A member ends by itself when somebody else has taken one of its ports meanwhile.
+            wait_until(lambda: not _all_run(members) or all(m.ready() for m in members), START_TIMEOUT)  # noqa: B023
+            if _all_run(members):
+                yield sorted(members, key=lambda member: not member.leads())
+                return
+        raise AssertionError("no free ports for a cluster")
+
+
+def _members(directory: Path, size: int) -> list[EtcdMember]:
+    ports = free_ports(2 * size)
+    pairs = [[ports[2 * n], ports[2 * n + 1]] for n in range(size)]
+    peers = ",".join(f"member-{n}=http://127.0.0.1:{peer}" for n, (_, peer) in enumerate(pairs))
+    return [EtcdMember(directory / f"member-{n}", f"member-{n}", pair, peers) for n, pair in enumerate(pairs)]
+
+
+def _all_run(members: list[EtcdMember]) -> bool:
+    return all(member.process is not None and member.process.running for member in members)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 
 import pytest
 from django.core.exceptions import ValidationError
@@ -11,17 +12,21 @@ from django.urls import reverse
 
 from routing import console
 from routing.instances.embedded import Entry
+from routing.instances.etcd import EtcdClient
+from routing.instances.keys import KeyNames
 from routing.instances.model import LoadReport, Registration, Role, Snapshot, SourceStatus
 from routing.instances.sources import EmbeddedSource, Instances
 from routing.models import Instance, load_entered
 from streams.status import Fault
+from tests.instances.support import TestEtcd, quick_settings, registration_value
+from tests.support.waiting import wait_until
 
 
 class Running:
-    """A portal with the embedded registry, as the admin sees it."""
+    """A portal, with the embedded registry unless told otherwise, as the admin sees it."""
 
-    def __init__(self) -> None:
-        self.instances = Instances.embedded(load_entered=load_entered)
+    def __init__(self, instances: Instances | None = None) -> None:
+        self.instances = instances or Instances.embedded(load_entered=load_entered)
         self.excluded: Mapping[str, Fault] = {}
 
     def snapshot(self) -> Snapshot:
@@ -79,6 +84,41 @@ def test_a_change_in_the_admin_is_in_force_once_it_is_saved(portal: Running, adm
     assert (changed.role, changed.dp_size, changed.order) == (Role.PREFILL, 4, view.order)
     admin_client.post(reverse("admin:routing_instance_delete", args=[row.pk]), {"post": "yes"})
     assert not portal.snapshot().by_name["10.0.0.1:8000"].registered
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_entered_does_not_touch_an_instance_that_registered_by_itself(
+    portal: Running, admin_client: Client
+) -> None:
+    registration = Registration("10.0.0.1:8000", Role.DECODE, "one")
+    portal.instances.registry.put(registration, 60.0)
+    row = Instance.objects.create(name="10.0.0.1:8000", role="PREFILL")
+    assert portal.snapshot().by_name["10.0.0.1:8000"].registration == registration
+    row.delete()
+    assert portal.snapshot().by_name["10.0.0.1:8000"].registered
+
+
+@pytest.mark.needs("etcd")
+@pytest.mark.django_db(transaction=True)
+def test_with_etcd_what_is_entered_has_no_effect_and_that_is_said(
+    common_etcd: TestEtcd, admin_client: Client
+) -> None:
+    registered, entered = "10.0.0.1:8000", "10.0.0.2:8000"
+    with closing(EtcdClient(quick_settings(common_etcd.endpoint))) as client:
+        client.put(KeyNames().registration(Role.DECODE, registered), registration_value("one"))
+    running = Running(Instances.from_etcd(quick_settings(common_etcd.endpoint)))
+    running.instances.start()
+    console.install(running)
+    try:
+        wait_until(lambda: registered in running.snapshot().by_name)
+        for name in (registered, entered):
+            form = {"name": name, "enabled": "on", "role": "PREFILL", "dp_size": 1, "backend": "xllm"}
+            page = admin_client.post(reverse("admin:routing_instance_add"), form, follow=True)
+            assert "is kept and has no effect" in page.content.decode()
+        assert {view.name: view.role for view in running.snapshot().instances} == {registered: Role.DECODE}
+    finally:
+        console.install(None)
+        running.instances.stop()
 
 
 @pytest.mark.parametrize(

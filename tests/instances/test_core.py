@@ -377,12 +377,11 @@ def test_a_registration_with_another_type_changes_the_role() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "prefill", "decode"),
-    [(Role.DEFAULT, True, False), (Role.PREFILL, True, False), (Role.DECODE, False, True)],
+    ("role", "prefill"), [(Role.DEFAULT, True), (Role.PREFILL, True), (Role.DECODE, False)]
 )
-def test_who_has_which_role(role: Role, prefill: bool, decode: bool) -> None:
+def test_who_has_which_role(role: Role, prefill: bool) -> None:
     found = view(machine_with(registration(role=role)))
-    assert (found.takes_prefill, found.takes_decode, found.current_role) == (prefill, decode, role)
+    assert (found.takes_prefill, found.current_role) == (prefill, role)
 
 
 def test_serving_counts_those_that_can_be_scheduled_by_current_role() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from routing.instances.core import Deleted, Registered
 from routing.instances.embedded import Entry, LeaseTable, Origin
 from routing.instances.model import Registration
@@ -51,10 +53,10 @@ def test_a_deleted_lease_is_not_revived_by_heartbeats() -> None:
 def test_an_expired_lease_that_was_removed_has_to_register_again() -> None:
     leases = LeaseTable()
     leases.put(ONE, 5.0, 0.0)
-    leases.forget("a:1")
+    assert leases.forget("a:1", 4.0) == []
     assert leases.get("a:1") is not None
     leases.expire(5.0)
-    leases.forget("a:1")
+    assert leases.forget("a:1", 6.0) == []
     assert leases.get("a:1") is None
 
 
@@ -86,8 +88,50 @@ def test_an_entered_instance_comes_back_by_a_heartbeat_of_its_incarnation_even_a
     leases = LeaseTable()
     leases.replace_entered([Entry(ONE, 5.0)], 0.0)
     leases.expire(5.0)
-    leases.forget("a:1")
+    assert leases.forget("a:1", 5.5) == []
     assert leases.revive("a:1", "two", 6.0) == []
     assert leases.revive("a:1", "one", 6.0) == [Registered(ONE)]
     assert leases.next_deadline() == 11.0
     assert leases.revive("a:1", "one", 7.0) == []
+
+
+@pytest.mark.parametrize("entered_first", [True, False])
+@pytest.mark.parametrize("end", ["it runs out", "it is deleted"])
+def test_what_registered_over_http_beats_what_was_entered_until_that_instance_is_removed(
+    entered_first: bool, end: str
+) -> None:
+    leases = LeaseTable()
+    if entered_first:
+        leases.replace_entered([Entry(TWO)], 0.0)
+    assert leases.put(ONE, 5.0, 1.0) == [Registered(ONE)]
+    assert leases.replace_entered([Entry(TWO), Entry(OTHER)], 2.0) == [Registered(OTHER)]
+    if end == "it is deleted":
+        leases.delete("a:1")
+    else:
+        leases.expire(6.0)
+    assert leases.forget("a:1", 20.0) == [Registered(TWO)]
+    found = leases.get("a:1")
+    assert found is not None
+    assert (found.origin, found.expires_at) == (Origin.ADMIN, None)
+
+
+def test_what_was_taken_out_meanwhile_does_not_come_back() -> None:
+    leases = LeaseTable()
+    leases.replace_entered([Entry(TWO)], 0.0)
+    leases.put(ONE, 5.0, 1.0)
+    assert leases.replace_entered([], 2.0) == []
+    leases.expire(6.0)
+    assert leases.forget("a:1", 20.0) == []
+
+
+def test_an_entered_instance_that_was_deleted_over_http_waits_for_a_heartbeat_or_another_change() -> None:
+    leases = LeaseTable()
+    leases.replace_entered([Entry(ONE)], 0.0)
+    assert leases.delete("a:1") == [Deleted("a:1", "one", "it was deleted over HTTP")]
+    assert leases.delete("a:1") == []
+    assert leases.forget("a:1", 1.0) == []
+    assert leases.replace_entered([Entry(ONE), Entry(OTHER)], 2.0) == [Registered(OTHER)]
+    assert leases.revive("a:1", "one", 3.0) == [Registered(ONE)]
+    leases.delete("a:1")
+    assert leases.replace_entered([Entry(ONE, 9.0), Entry(OTHER)], 4.0) == [Registered(ONE)]
+    assert leases.next_deadline() == 13.0

@@ -17,7 +17,9 @@ from routing.endpoints_instances import (
 from routing.instances.core import Registered
 from routing.instances.embedded import LeaseTable
 from routing.instances.model import HealthState, InvalidValue, Registration, Role, SourceStatus
+from routing.instances.registration import MAX_VALUE_BYTES
 from routing.instances.registry import InstanceRegistry
+from streams.discovery import DiscoverySettings, discover
 from streams.http import ApiError, Endpoint, Request
 from streams.status import Fault
 from tests.instances.support import closed_port
@@ -151,8 +153,8 @@ def test_numbers_out_of_range_are_taken_and_shown_as_invalid(registry: InstanceR
         ({"ttl_s": 0}, "ttl_s: 0; it must be a number of seconds above 0, at most 86400"),
         ({"ttl_s": -1}, "ttl_s: -1"),
         ({"ttl_s": 86401}, "ttl_s: 86401"),
-        ({"ttl_s": "5"}, "ttl_s: must be a number or null, not text"),
-        ({"ttl_s": True}, "ttl_s: must be a number or null, not a boolean"),
+        ({"ttl_s": "5"}, "ttl_s: must be a number, not text"),
+        ({"ttl_s": True}, "ttl_s: must be a number, not a boolean"),
         ({"ttl_s": 5, "dp_size": 0}, "dp_size: 0"),
         ({"ttl_s": 5, "type": 9}, "type: 9"),
         ({"ttl_s": 5, "name": "b:1"}, "name: 'b:1'"),
@@ -170,8 +172,58 @@ def test_a_registration_that_does_not_fit_is_a_400_with_the_field(
     assert registry.snapshot().instances == ()
 
 
+def test_all_faults_of_a_body_are_told_at_once(registry: InstanceRegistry) -> None:
+    body = {"dp_size": "2", "type": 9, "register_ts_ms": -1, "tpot_profiling_data": [[1, 2]]}
+    status, (code, message) = call(put_endpoint(registry), body, "a b:1")
+    assert (status, code) == (400, "invalid_field")
+    assert [fault.split(": ")[0] for fault in message.split(". ")] == [
+        "dp_size",
+        "ttl_s",
+        "name",
+        "register_ts_ms",
+        "type",
+        "tpot_profiling_data[0]",
+    ]
+    heartbeat = {"incarnation_id": 4, "load_metrics": {"waiting_requests_num": 1.5}, "latency_metrics": []}
+    status, (code, message) = call(heartbeat_endpoint(registry), heartbeat)
+    assert (status, code) == (400, "invalid_field")
+    assert {fault.split(": ")[0] for fault in message.split(". ")} == {
+        "name",
+        "incarnation_id",
+        "load_metrics.waiting_requests_num",
+        "load_metrics.gpu_cache_usage_perc",
+        "latency_metrics",
+    }
+
+
+def test_a_body_that_is_too_long_is_a_413(registry: InstanceRegistry) -> None:
+    call(put_endpoint(registry), {"incarnation_id": "one", "ttl_s": 60}, "a:1")
+    before = registry.snapshot()
+    padding = {"padding": "x" * MAX_VALUE_BYTES}
+    for endpoint, body in (
+        (put_endpoint(registry), {"incarnation_id": "two", "ttl_s": 60}),
+        (heartbeat_endpoint(registry), beat()),
+        (delete_endpoint(registry), {}),
+    ):
+        status, (code, message) = call(endpoint, body | padding, "a:1")
+        assert (status, code) == (413, "body_too_large")
+        assert "at most 524,288 are allowed" in message
+    assert registry.snapshot() is before
+
+
 def test_a_name_that_cannot_be_one_is_a_400(registry: InstanceRegistry) -> None:
     assert call(put_endpoint(registry), {"ttl_s": 5}, "a b")[0] == 400
+
+
+def test_a_name_that_is_no_address_registers_and_is_shown_as_one_that_cannot_be_followed(
+    registry: InstanceRegistry,
+) -> None:
+    """Routing can use it, for instance beside static streams of the same name."""
+    assert call(put_endpoint(registry), {"ttl_s": 60}, "rubbish") == (204, None)
+    found = discover(registry.snapshot().instances, DiscoverySettings(enabled=True), 128)
+    (instance,) = listed(registry, dict(found.exclusions))["instances"]
+    assert (instance["state"], instance["excluded"]["code"]) == ("ACTIVE", "bad_address")
+    assert "host:port" in instance["excluded"]["message"]
 
 
 def test_delete_gives_a_lease_up(registry: InstanceRegistry) -> None:

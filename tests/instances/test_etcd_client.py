@@ -13,7 +13,7 @@ import pytest
 
 from routing.instances.etcd import EtcdClient, EtcdSettings
 from routing.instances.etcd_wire import (
-    EtcdCompactedError,
+    EtcdHistoryError,
     EtcdRefusedError,
     EtcdUnavailableError,
     WatchAnswer,
@@ -125,9 +125,9 @@ def test_a_compacted_revision_is_told(client: EtcdClient) -> None:
     client.put("k1", b"2")
     client.put("k1", b"3")
     client.compact(first + 2)
-    with pytest.raises(EtcdCompactedError):
+    with pytest.raises(EtcdHistoryError):
         events_of(client, ALL, first, 3)
-    with pytest.raises(EtcdCompactedError):
+    with pytest.raises(EtcdHistoryError):
         client.range(ALL, revision=first)
 
 

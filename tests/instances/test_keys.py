@@ -108,6 +108,18 @@ def test_in_a_listing_the_revision_counts_whatever_the_order(order: tuple[int, i
     assert last.registration.incarnation_id == "new"
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_in_a_listing_of_a_restored_store_only_its_own_revisions_count(order: tuple[int, int]) -> None:
+    follows = table()
+    feed(follows, put("XLLM:DEFAULT:a:1", value("old"), 50), put("XLLM:PREFILL:a:1", value("older"), 100))
+    events = (put("XLLM:DEFAULT:a:1", value("two"), 3), put("XLLM:PREFILL:a:1", value("three"), 5))
+    inputs = feed(follows, *(events[i] for i in order), listed=True)
+    assert [each.registration.incarnation_id for each in inputs] == ["three"]
+    events = (put("XLLM:DEFAULT:a:1", value("two"), 2), put("XLLM:PREFILL:a:1", value("one"), 1))
+    inputs = feed(follows, *(events[i] for i in order), listed=True)
+    assert [each.registration.incarnation_id for each in inputs] == ["two"]
+
+
 def test_in_a_listing_loads_come_after_their_instances() -> None:
     inputs = feed(
         table(), put("XLLM:LOADMETRICS:a:1", LOAD, 3), put("XLLM:DEFAULT:a:1", value(), 2), listed=True

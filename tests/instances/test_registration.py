@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import math
 
+import msgspec
 import pytest
 
 from routing.instances.model import Latency, LoadReport, Registration, Role
 from routing.instances.registration import (
+    _REQUIRED,
     MAX_VALUE_BYTES,
     InvalidInputError,
+    NotJsonError,
+    _Deletion,
+    _Heartbeat,
+    _Latency,
+    _LeasedRegistration,
+    _Load,
+    _Registration,
     check_name,
     load_document,
     parse_deletion,
@@ -154,9 +163,53 @@ def test_any_other_name_is_taken(name: str) -> None:
 def test_a_leased_registration_has_a_ttl_and_the_path_names_it() -> None:
     registration, ttl = parse_leased_registration(NAME, b'{"ttl_s": 5, "type": 2}')
     assert (registration.role, ttl) == (Role.DECODE, 5.0)
-    assert parse_leased_registration(NAME, b"{}")[1] is None
     with pytest.raises(InvalidInputError, match=r"name: 'b:1'; it must be left out or equal the path's"):
         parse_leased_registration(NAME, b'{"name": "b:1", "ttl_s": 5}')
+
+
+def test_what_does_not_fit_is_told_field_by_field() -> None:
+    value = (
+        b'{"dp_size": "2", "incarnation_id": 4, "type": -1, "ttft_profiling_data": [[1, "x"], [2], [1, 2]]}'
+    )
+    with pytest.raises(InvalidInputError) as caught:
+        parse_registration(NAME, value)
+    assert str(caught.value).split(". ") == [
+        "incarnation_id: must be text or null, not an integer",
+        "dp_size: must be an integer or null, not text",
+        "ttft_profiling_data[0][1]: must be a number, not text",
+        "type: -1; it must be 0 (DEFAULT), 1 (PREFILL), 2 (DECODE), 3 (MIX)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "struct", [_Registration, _LeasedRegistration, _Heartbeat, _Load, _Latency, _Deletion]
+)
+def test_every_required_field_says_what_it_must_be(struct: type) -> None:
+    required = {field.name for field in msgspec.structs.fields(struct) if field.required}
+    assert required <= set(_REQUIRED)
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (b'{"dp_size": "x", "y": NaN}', "NaN is no JSON value"),
+        (b'{"dp_size": "x", "y"', "Expecting"),
+        (b'{"dp_size": "x", "y": "\xff"}', "can't decode"),
+        (b'{"ttft_profiling_data": [[1e999, 2]], "incarnation_id": "\\ud800"}', "half of a character"),
+    ],
+)
+def test_a_field_that_does_not_fit_hides_no_fault_of_the_json_behind_it(value: bytes, sentence: str) -> None:
+    with pytest.raises(NotJsonError, match=sentence):
+        parse_registration(NAME, value)
+
+
+@pytest.mark.parametrize(
+    ("digits", "sentence"), [(400, "dp_size: a number of more than 30 digits"), (5000, "too many digits")]
+)
+def test_a_huge_number_is_not_repeated(digits: int, sentence: str) -> None:
+    with pytest.raises(InvalidInputError, match=sentence) as caught:
+        parse_registration(NAME, b'{"dp_size": ' + b"9" * digits + b"}")
+    assert len(str(caught.value)) < 200
 
 
 def beat(load: str, **more: object) -> bytes:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -201,16 +202,38 @@ def test_an_engine_may_be_killed_to_see_what_the_portal_makes_of_it(
     assert_all_ended(children)
 
 
-def test_a_taken_port_ends_the_demo_and_says_so(start_demo: Callable[..., RunningDemo]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+def test_a_taken_port_ends_the_demo_before_it_begins_and_says_so(
+    start_demo: Callable[..., RunningDemo],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         demo = start_demo(port)
-        assert demo.process.wait(START_TIMEOUT) == 1
-    assert "the portal ended with status" in demo.process.output()
-    assert str(port) in demo.process.output()
-    assert not children_of(demo.process.pid)
+        assert demo.process.wait(START_TIMEOUT) == 2
+    fault = f"demo: PORT: found {port} (Address already in use); allowed: one that is free on 127.0.0.1\n"
+    assert demo.process.output() == fault
+    assert not demo.data_dir.exists()
+
+
+@pytest.mark.parametrize("port", ["70000", "0", "abc", "", "-1"])
+def test_a_port_that_is_none_is_one_line(port: str) -> None:
+    sentence = f"demo: PORT: found {port!r}; allowed: an integer from 1 to 65535"
+    for command, output in (
+        ([sys.executable, "-m", "scripts.demo", f"--port={port}"], f"{sentence}\n"),
+        (["make", "-s", "-o", "setup", "demo", f"PORT={port}", f"PY={sys.executable}"], None),
+    ):
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 2
+        [line] = done.stdout.splitlines()
+        assert sentence in line
+        assert output in (None, done.stdout)
 
 
 @pytest.mark.skipif(not dies_with_parent("TERM"), reason="setpriv with --pdeathsig is missing")

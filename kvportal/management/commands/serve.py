@@ -6,22 +6,50 @@ everything else that keeps it from serving (a busy port, an unmigrated database,
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser, handle_default_options
+from django.core.management.base import (
+    BaseCommand,
+    CommandError,
+    CommandParser,
+    DjangoHelpFormatter,
+    handle_default_options,
+)
 
 from kvportal.config.faults import ConfigError, Faults
-from kvportal.config.flags import add_flags, flag_texts, hyphenated
+from kvportal.config.flags import add_flags, flag_texts, hyphenated, variables_help
 from kvportal.config.load import build_config
 from kvportal.config.model import Config
+
+
+class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the epilog. A flag's value is not optional, although a missing one is only
+    found when all faults are."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if action.nargs == "?" and action.metavar == "VALUE":
+            return "VALUE"
+        return super()._format_args(action, default_metavar)
 
 
 class Command(BaseCommand):
     help = "Serves the portal: HTTP, WebSocket, the event streams and the index in one process."
     requires_system_checks: tuple[str, ...] = ()
     requires_migrations_checks = False
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        return super().create_parser(
+            prog_name,
+            subcommand,
+            usage="manage.py serve [--check] [flags]",
+            epilog=variables_help(),
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+            **kwargs,
+        )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -44,8 +72,12 @@ class Command(BaseCommand):
     def parse(self, argv: list[str], environ: Any, faults: Faults) -> tuple[Any, Config]:
         """Django's own options and the configuration. Raises ConfigError, `faults` included."""
         parser = self.create_parser(argv[0], argv[1])
-        parser.allow_abbrev = False
-        options, left_over = parser.parse_known_args(hyphenated(argv[2:]))
+        try:
+            options, left_over = parser.parse_known_args(hyphenated(argv[2:]))
+        except CommandError as error:  # one of Django's own options: the parser gives up there
+            found = str(error).removeprefix("Error: ")
+            faults.note("command line", found, "what manage.py serve --help lists")
+            raise ConfigError(faults) from None
         texts = flag_texts(vars(options), left_over, faults)
         return options, build_config(texts, environ, faults)
 
