@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Self
 from urllib.request import Request, urlopen
 
+import psycopg
+
 from scripts.supervisor import dies_with_parent, free_ports
 from tests.support.programs import find_program, missing_text
 from tests.support.waiting import wait_until
@@ -299,6 +301,14 @@ class PostgresServer(Server):
     def url(self, database: str = "postgres") -> str:
         """As `KVPORTAL_DATABASE_URL` wants it."""
         return f"postgres://portal@127.0.0.1:{self.ports[0]}/{database}"
+
+    def ready(self) -> bool:
+        """Whether a client is let in: the port opens before the database has started."""
+        try:
+            psycopg.connect(self.url(), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def start(self) -> Self:
         if not self.data.exists():
