@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from django.contrib import admin
+from django.template.loader import render_to_string
 from django.utils.safestring import SafeString
 
 from kvportal.models import Replica
@@ -27,7 +28,7 @@ class ReplicaAdmin(ReadOnlyAdmin):
 
     list_display = ("name", "presence", "heartbeat", "started", "synchronized")
     search_fields = ("name",)
-    fields = ("name", "started_at", "heartbeat_at", "synchronized", "state")
+    fields = ("name", "presence", "started_at", "heartbeat_at", "synchronized", "seen")
 
     @admin.display(description="state")
     def presence(self, row: Replica) -> SafeString:
@@ -47,3 +48,23 @@ class ReplicaAdmin(ReadOnlyAdmin):
     def synchronized(self, row: Any) -> str:
         streams = row.state.get("streams", {}).values()
         return f"{sum(s.get('state') == StreamState.SYNCHRONIZED for s in streams)} of {len(streams)}"
+
+    @admin.display(description="streams as it sees them")
+    def seen(self, row: Any) -> SafeString | str:
+        streams = row.state.get("streams", {})
+        if not streams:
+            return "It follows none."
+        now = time.time()
+        rows = [
+            {
+                "name": name,
+                "badge": display.badge(stream["state"]),
+                "since": display.moment(stream["since"], now, ""),
+                "sequence": display.number(stream["sequence"]),
+                "device": display.number(stream["device"]),
+                "host": display.number(stream["host"]),
+                "error": stream["error"] or display.EMPTY,
+            }
+            for name, stream in sorted(streams.items())
+        ]
+        return render_to_string("admin/kvportal/replica/streams.html", {"rows": rows})

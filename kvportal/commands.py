@@ -30,6 +30,7 @@ from kvportal.history import History
 from streams.resync import OutcomeState, ResyncOrder, ResyncOutcome, is_settled, matching
 from streams.spec import StreamId
 from streams.status import StreamState, StreamStatus
+from streams.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,8 @@ class Commands:
             log.exception("a resync ordered by %s failed", order.actor)
             self._report(order, OutcomeState.FAILED, 0, 0, f"{type(error).__name__}: {error}")
             return
-        log.info("resync of %s ordered by %s: %d streams reached", order.scope, order.actor, len(reached))
+        told = counted(len(reached), "stream")
+        log.info("resync of %s ordered by %s: %s reached", order.scope, order.actor, told)
         if not reached:
             self._report(order, OutcomeState.NO_MATCH, 0, 0, "This replica follows no such stream.")
             return
@@ -223,10 +225,22 @@ class Commands:
             try:
                 await self._work()
             except Exception as error:  # noqa: BLE001 - the worker outlives whatever happens to it
-                self.worker_error = f"{type(error).__name__}: {error}"
-                log.warning("the command worker stopped and starts again: %s", self.worker_error)
+                self._failed(f"{type(error).__name__}: {error}")
             pause = first if self._monotonic() - started > longest else min(longest, pause * 2)
             await asyncio.sleep(pause)
+
+    def _failed(self, reason: str) -> None:
+        """Said once for each reason, however often the worker tries again."""
+        if reason != self.worker_error:
+            log.warning(
+                "the channel layer (KVPORTAL_REDIS_URL) fails, orders travel through the database: %s", reason
+            )
+        self.worker_error = reason
+
+    def _joined(self) -> None:
+        if self.worker_error is not None:
+            log.info("the channel layer works again")
+        self.worker_error = None
 
     async def _work(self) -> None:
         """Receive this replica's messages, joining the group again every hour."""
@@ -235,7 +249,7 @@ class Commands:
         try:
             while True:
                 await layer.group_add(GROUP, channel)
-                self.worker_error = None
+                self._joined()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(REJOIN_SECONDS):
                         while True:
@@ -267,7 +281,8 @@ def judge(
     if open_ones and now - since < SETTLE_SECONDS:
         return None
     retired = len(streams) - len(here)
-    told = f"{settled} of {len(streams)} streams have a new snapshot after {now - since:.1f} s"
+    have = "has" if 1 in (settled, len(streams)) else "have"
+    told = f"{settled} of {counted(len(streams), 'stream')} {have} a new snapshot after {now - since:.1f} s"
     if retired:
         told += f", {retired} left the directory meanwhile"
     if not open_ones:

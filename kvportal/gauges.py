@@ -142,7 +142,9 @@ def instance_hint(view: InstanceView, excluded: Fault | None, followed: int) -> 
     if view.state is HealthState.SUSPECT:
         return "Look after the engine. It gets no requests until its next heartbeat, or is removed."
     if excluded is None and 0 < followed < view.dp_size:
-        return f"{view.dp_size - followed} of its {view.dp_size} ranks have no stream; its hits do not count."
+        missing = view.dp_size - followed
+        have = "has" if missing == 1 else "have"
+        return f"{missing} of its {view.dp_size} ranks {have} no stream; its hits do not count."
     if view.load is None:
         return "It has not reported its load yet, so CAR leaves it out."
     if not view.load.valid:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from routing.instances.model import InstanceView, Role
 from streams.http import ApiError, Endpoint, Request, Response, json_response
+from streams.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,10 @@ def why_cold(facts: Facts, warm_up: WarmUp) -> str | None:
     wanted = math.ceil(facts.desired_streams * warm_up.share)
     if facts.synchronized_streams >= wanted:
         return None
+    every = counted(facts.desired_streams, "stream")
+    verb = "is" if facts.desired_streams == 1 else "are"
     return (
-        f"{facts.synchronized_streams} of {facts.desired_streams} streams are synchronized, waiting for "
+        f"{facts.synchronized_streams} of {every} {verb} synchronized, waiting for "
         f"{wanted} (up to {warm_up.seconds:g} s after the start)"
     )
 

@@ -32,6 +32,7 @@ from kvportal.opsstate import (
     history_banner,
     no_streams,
     replica_state,
+    streams_seen,
     worker_banner,
 )
 from kvportal.records import ReplicaView, Retention
@@ -42,6 +43,7 @@ from streams.index import BlockHoldings
 from streams.resync import ResyncOrder
 from streams.spec import StreamId, StreamSpec
 from streams.status import Match, StreamChange, StreamStatus
+from streams.wording import counted
 
 REPLICA_SECONDS = 3.0
 REPLICA_CHORE = "replica"
@@ -171,6 +173,11 @@ class Operations:
     def statuses(self) -> tuple[StreamStatus, ...]:
         return () if self._directory is None else self._directory.statuses()
 
+    def followed(self) -> frozenset[StreamId]:
+        views, gone = self._views
+        others = (view for view in views if view.name not in gone | {self.replica})
+        return frozenset(status.spec.id for status in self.statuses()).union(*map(streams_seen, others))
+
     def resync(
         self, *, instance_name: str | None = None, dp_rank: int | None = None, drop: bool = False
     ) -> tuple[StreamId, ...]:
@@ -217,6 +224,7 @@ class Operations:
         statuses = self.statuses()
         specs = frozenset(status.spec for status in statuses)
         records.touch_streams(specs, now)
+        records.leave_streams({spec.id for spec in self._listed} - {spec.id for spec in specs}, now)
         self._listed = specs
         records.write_replica(ReplicaView(self.replica, self._started_at, now, replica_state(statuses)))
         views = records.read_replicas()
@@ -225,4 +233,4 @@ class Operations:
     def _prune(self, now: float) -> None:
         gone = records.prune(self._retention, now)
         if gone:
-            log.info("%d rows of history are beyond the retention and were deleted", gone)
+            log.info("beyond the retention, deleted from the history: %s", counted(gone, "row"))

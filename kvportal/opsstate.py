@@ -17,6 +17,7 @@ from kvportal.trends import Trends
 from streams.advice import STARTING_CODES, advice
 from streams.spec import StreamId
 from streams.status import Fault, StreamState, StreamStatus
+from streams.wording import counted
 
 REPLICA_GONE_SECONDS = 15.0
 """A replica whose row has not changed for so long is shown as gone."""
@@ -25,6 +26,7 @@ REPLICA_STALE_SECONDS = 60.0
 SILENT_SECONDS = 300.0
 """A stream that has been followed for so long without one live event gets a hint."""
 NO_HIT_SECONDS = 3600.0
+NAMED_RANKS = 8
 SKEW_SECONDS = -0.05
 """A lag below this is not noise: the engine's clock is ahead of ours."""
 
@@ -72,8 +74,8 @@ def history_banner(health: HistoryHealth) -> Banner | None:
         "history_failing",
         "warning",
         "History and audit are not being saved",
-        f"The database fails ({health.error}). {health.queued} records wait to be written, "
-        f"{health.dropped} were lost. Streams and queries are not affected.",
+        f"The database fails ({health.error}). Waiting to be written: {counted(health.queued, 'record')}. "
+        f"Lost: {health.dropped:,}. Streams and queries are not affected.",
     )
 
 
@@ -97,6 +99,7 @@ def stream_json(
         "rank": status.spec.dp_rank,
         "state": str(status.state),
         "since": round(trends.lost_since(status.spec.id) or status.since, 1),
+        "changed": round(status.since, 1),
         "starting": status.error is not None and status.error.code in STARTING_CODES,
         "error": _fault(status.error),
         "warning": _fault(status.warning),
@@ -175,6 +178,14 @@ def missing_ranks(statuses: Iterable[StreamStatus]) -> dict[str, tuple[int, ...]
     return {name: missing for name, missing in holes.items() if missing}
 
 
+def _missing_text(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} of this instance is not followed; its hits are unknown."
+    named = ", ".join(map(str, ranks[:NAMED_RANKS]))
+    more = f" and {len(ranks) - NAMED_RANKS:,} more" if len(ranks) > NAMED_RANKS else ""
+    return f"Ranks {named}{more} of this instance are not followed; their hits are unknown."
+
+
 def replica_state(statuses: Iterable[StreamStatus]) -> Json:
     """What a replica writes for the others: its own view of each stream, in short."""
     return {
@@ -190,6 +201,12 @@ def replica_state(statuses: Iterable[StreamStatus]) -> Json:
             for status in statuses
         }
     }
+
+
+def streams_seen(view: ReplicaView) -> frozenset[StreamId]:
+    """The streams that a replica followed when it wrote; see `replica_state`."""
+    names = (name.rpartition("/dp") for name in view.state.get("streams", {}))
+    return frozenset(StreamId(instance, int(rank)) for instance, _, rank in names if rank.isdecimal())
 
 
 class Presence:
@@ -275,8 +292,7 @@ def build(picture: Picture) -> Json:
             stream_hints(status, trends.first_seen(status.spec.id), now, last_hit, picture.traffic_since)
         )
         if status.spec.instance_name in holes:
-            ranks = ", ".join(map(str, holes[status.spec.instance_name]))
-            hints.append(f"Rank {ranks} of this instance is not followed; its hits are unknown.")
+            hints.append(_missing_text(holes[status.spec.instance_name]))
         streams.append(stream_json(status, trends, now, hints, disagreeing(status, others)))
     cards = {name: value for name, value in trends.newest().items() if name != "at"}
     return {

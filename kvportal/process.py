@@ -7,6 +7,8 @@ import sys
 
 import zmq
 
+from streams.wording import counted
+
 SWITCH_INTERVAL_SECONDS = 0.0005
 """A stream's thread gives the interpreter lock back so briefly that a waiting query rarely gets it; at
 the default of 5 ms one busy stream makes queries wait for hundreds of milliseconds."""
@@ -37,7 +39,7 @@ def prepare_process(max_streams: int) -> None:
         context.term()
     if limit < max_streams * SOCKETS_PER_STREAM:
         raise ProcessError(
-            f"ZeroMQ on this machine allows {limit} sockets; {max_streams} streams need "
+            f"ZeroMQ on this machine allows {limit} sockets; {counted(max_streams, 'stream')} would need "
             f"{max_streams * SOCKETS_PER_STREAM}: lower max_streams in the KV events file"
         )
 

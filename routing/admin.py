@@ -22,6 +22,14 @@ from streams import display
 
 __all__ = ["DecisionAdmin", "InstanceAdmin"]
 
+FIELDS = ("name", "enabled", "role", "dp_size", "ttl_s", "incarnation_id", "backend", "note")
+EMBEDDED = (
+    "An instance that is entered here is registered when it is saved and whenever the portal starts. If one "
+    "registers itself over HTTP (PUT) under the same address, its own registration counts, whichever came "
+    "first, for as long as that instance is known. Then what is entered here counts again."
+)
+ETCD = "This portal takes its instances from etcd: what is entered here is kept and has no effect."
+
 TONES = {HealthState.ACTIVE: "good", HealthState.LEASE_LOST: "warn", HealthState.SUSPECT: "bad"}
 
 
@@ -60,8 +68,8 @@ class InstanceAdmin(admin.ModelAdmin):
     list_filter = ("enabled", "role")
     search_fields = ("name", "note")
     search_help_text = "Address or note"
-    fields = ("name", "enabled", "role", "dp_size", "ttl_s", "incarnation_id", "backend", "note")
     list_per_page = 200
+    show_facets = admin.ShowFacets.NEVER
     change_list_template = "admin/routing/instance/change_list.html"
 
     def changelist_view(
@@ -75,6 +83,10 @@ class InstanceAdmin(admin.ModelAdmin):
         }
         return super().changelist_view(request, {**extra, **(extra_context or {})})
 
+    def get_fieldsets(self, request: HttpRequest, obj: Instance | None = None) -> Any:
+        """The form begins with what an entry is worth beside other registrations."""
+        return ((None, {"fields": FIELDS, "description": _worth()}),)
+
     @admin.display(description="state")
     def state(self, row: Instance) -> SafeString:
         view = _view(row)
@@ -87,12 +99,14 @@ class InstanceAdmin(admin.ModelAdmin):
 
     def save_model(self, request: HttpRequest, obj: Instance, form: ModelForm, change: bool) -> None:
         super().save_model(request, obj, form, change)
-        running = console()
-        if running is not None and running.status().kind != "embedded":
-            text = (
-                "This portal takes its instances from etcd: what is entered here is kept and has no effect."
-            )
-            self.message_user(request, text, messages.WARNING)
+        if _worth() == ETCD:
+            self.message_user(request, ETCD, messages.WARNING)
+
+
+def _worth() -> str:
+    """What becomes of an entry in this portal; the usual where no portal runs in this process."""
+    running = console()
+    return EMBEDDED if running is None or running.status().kind == "embedded" else ETCD
 
 
 def _view(row: Instance) -> InstanceView | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import get_object_or_404
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
@@ -18,12 +19,13 @@ from django.utils.safestring import SafeString
 
 from routing.admin_lab import lab_view
 from routing.console import console
-from routing.decision_models import Decision
+from routing.decision_models import Decision, RecordedPrompt
 from routing.decision_store import DecisionStore
 from routing.policies.decision import Policy, Side
 from routing.records import ROUTED
 from streams import display
-from streams.admin import ReadOnlyAdmin
+from streams.readonly_admin import ReadOnlyAdmin, titled
+from streams.wording import counted
 
 SIDE_TITLES = {Side.PREFILL: "Prefill", Side.DECODE: "Decode"}
 
@@ -33,7 +35,7 @@ class DecisionAdmin(ReadOnlyAdmin):
     """Who was chosen for which request, and why."""
 
     list_display = (
-        "at",
+        "when",
         "short_id",
         "policy",
         "result",
@@ -41,13 +43,18 @@ class DecisionAdmin(ReadOnlyAdmin):
         "queue",
         "score",
         "decode",
-        "input_tokens",
-        "predicted_hit_tokens",
-        "cached_tokens",
+        "prompt_tokens",
+        "predicted",
+        "reported",
         "error",
     )
     list_display_links = ("short_id",)
-    list_filter = ("policy", "outcome", "full", "at")
+    list_filter = (
+        titled("policy", "policy"),
+        titled("outcome", "outcome"),
+        titled("full", "all candidates kept"),
+        titled("at", "time"),
+    )
     search_fields = ("decision_id", "request_id", "prefill_instance", "decode_instance")
     search_help_text = "Decision, request or instance"
     date_hierarchy = None
@@ -80,9 +87,22 @@ class DecisionAdmin(ReadOnlyAdmin):
     def score(self, row: Decision) -> str:
         return decimal(row.prefill_score)
 
+    @admin.display(description="prompt tokens", ordering="input_tokens")
+    def prompt_tokens(self, row: Decision) -> str:
+        return display.number(row.input_tokens)
+
+    @admin.display(description="predicted hit", ordering="predicted_hit_tokens")
+    def predicted(self, row: Decision) -> str:
+        return display.number(row.predicted_hit_tokens)
+
+    @admin.display(description="reported hit", ordering="cached_tokens")
+    def reported(self, row: Decision) -> str:
+        return display.number(row.cached_tokens)
+
     @admin.display(description="prediction error")
     def error(self, row: Decision) -> str:
-        return display.EMPTY if row.prediction_error is None else f"{row.prediction_error:+,} tokens"
+        """In tokens."""
+        return display.EMPTY if row.prediction_error is None else _signed(row.prediction_error)
 
     # ---- one decision, and the lab
 
@@ -91,6 +111,7 @@ class DecisionAdmin(ReadOnlyAdmin):
         return [
             path("find/", wrap(self.find), name="routing_decision_find"),
             path("lab/", wrap(self.lab), name="routing_lab"),
+            path("prompt/", wrap(self.prompt), name="routing_decision_prompt"),
             *super().get_urls(),
         ]
 
@@ -121,6 +142,16 @@ class DecisionAdmin(ReadOnlyAdmin):
         self.message_user(request, text, messages.WARNING)
         return HttpResponseRedirect(reverse("admin:routing_decision_changelist"))
 
+    def prompt(self, request: HttpRequest) -> JsonResponse:
+        """The token IDs of a decision by its ID, where an operator had them recorded: for the explorer."""
+        if not _may_read_prompts(request):
+            return JsonResponse({"error": "Your account may not read recorded prompts."}, status=403)
+        row = RecordedPrompt.objects.filter(decision_id=request.GET.get("id", "")).first()
+        if row is None:
+            sentence = "No prompt is recorded for this decision, or it is beyond its retention."
+            return JsonResponse({"error": sentence}, status=404)
+        return JsonResponse({"token_ids": np.frombuffer(row.token_ids, "<u4").tolist()})
+
     def lab(self, request: HttpRequest) -> HttpResponse:
         if not self.has_view_permission(request):
             raise PermissionDenied
@@ -134,6 +165,8 @@ class DecisionAdmin(ReadOnlyAdmin):
             "row": row,
             "facts": self._facts(row),
             "explained": render_explanation(row.explanation),
+            "prompt_is_there": _may_read_prompts(request)
+            and RecordedPrompt.objects.filter(decision_id=row.decision_id).exists(),
         }
         return TemplateResponse(request, "admin/routing/decision/page.html", context)
 
@@ -145,12 +178,31 @@ class DecisionAdmin(ReadOnlyAdmin):
             ("Prompt tokens", display.number(row.input_tokens)),
             ("Predicted hit", display.number(row.predicted_hit_tokens)),
             ("Reported hit", display.number(row.cached_tokens)),
-            ("Prediction error", self.error(row)),
+            ("Prediction error", _error_text(row)),
             ("Took", f"{row.seconds * 1000:.2f} ms"),
             ("Replica", row.replica or "this one"),
             ("Request", row.request_id),
             ("Decision", row.decision_id),
         ]
+
+
+def _may_read_prompts(request: HttpRequest) -> bool:
+    """Prompts are more than decisions: a permission of their own, beside that of the explorer."""
+    return bool(
+        request.user.has_perms(
+            ("routing.view_decision", "routing.view_recordedprompt", "streams.view_stream")
+        )
+    )
+
+
+def _signed(number: int) -> str:
+    """With its sign, and a minus as wide as a plus; nothing before a zero."""
+    return f"{number:+,}".replace("-", "−") if number else "0"
+
+
+def _error_text(row: Decision) -> str:
+    wrong = row.prediction_error
+    return display.EMPTY if wrong is None else f"{_signed(wrong)} token{'' if abs(wrong) == 1 else 's'}"
 
 
 def render_explanation(explanation: Mapping[str, Any]) -> SafeString:
@@ -166,7 +218,7 @@ def render_explanation(explanation: Mapping[str, Any]) -> SafeString:
     excluded_num = sum(explanation["excluded_num"].values())
     context = {
         "explanation": explanation,
-        "input_tokens": display.number(explanation["input_tokens"]),
+        "input_tokens": counted(explanation["input_tokens"], "prompt token"),
         "sides": [side for side in sides if side["rows"]],
         "excluded": explanation["excluded"],
         "excluded_left_out": excluded_num - len(explanation["excluded"]),
@@ -222,12 +274,12 @@ def _predicted_times(row: Mapping[str, Any]) -> str:
     if row["side"] == Side.PREFILL:
         return (
             f"{work['estimated_prefill_time']:.1f} ms of prefill before it "
-            f"({work['prefill_request_num']} requests), {work['predicted_ttft']:.1f} ms of its own"
+            f"({counted(work['prefill_request_num'], 'request')}), {work['predicted_ttft']:.1f} ms of its own"
         )
-    return (
-        f"{work['predicted_tpot']:.2f} ms per token with this request "
-        f"({work['decode_request_num']} requests, {work['decode_token_num']:,} tokens now)"
+    now = (
+        f"{counted(work['decode_request_num'], 'request')}, {counted(work['decode_token_num'], 'token')} now"
     )
+    return f"{work['predicted_tpot']:.2f} ms per token with this request ({now})"
 
 
 def _ranks(row: Mapping[str, Any]) -> list[SafeString]:
@@ -235,9 +287,9 @@ def _ranks(row: Mapping[str, Any]) -> list[SafeString]:
         return []
     held = [
         format_html(
-            "rank {}: {} tokens on the device, {} more on the host{}",
+            "rank {}: {} on the device, {} more on the host{}",
             rank["dp_rank"],
-            f"{rank['device_hit_tokens']:,}",
+            counted(rank["device_hit_tokens"], "token"),
             f"{rank['host_only_hit_tokens']:,}",
             f" (not counted: {rank['ignored']})" if rank["ignored"] else "",
         )

@@ -19,6 +19,7 @@ from routing.lab import Effect, Kept, Rejudged, Step, effect, per_instance, reju
 from routing.policies.decision import Policy, Settings
 from routing.prediction_errors import InstanceErrors
 from routing.records import ROUTED
+from streams.wording import counted
 
 COUNTS = (50, 200, 1000)
 """How many decisions may be asked for; more take seconds."""
@@ -240,7 +241,7 @@ def _spark(errors: list[int]) -> SafeString:
         SPARK_HEIGHT,
         SPARK_WIDTH,
         SPARK_HEIGHT,
-        f"Last {len(errors)} errors, from {min(errors):+,} to {max(errors):+,} tokens",
+        f"Last {counted(len(errors), 'error')}, from {min(errors):+,} to {max(errors):+,} tokens",
         middle,
         SPARK_WIDTH,
         bars,

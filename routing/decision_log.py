@@ -23,6 +23,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from routing.records import DecisionRecord, Selection, record_of
+from streams.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +193,8 @@ class DecisionLog:
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                log.warning(
-                    "the database still holds up the decision log; %d entries are lost", len(self._queue)
-                )
+                lost = counted(len(self._queue), "entry", "entries")
+                log.warning("the database still holds up the decision log; lost: %s", lost)
                 return
         with self._lock:
             self._dropped += len(self._queue)

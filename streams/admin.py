@@ -1,20 +1,18 @@
-"""The admin of streams: a list with live state, one page each, resyncs with confirmation, the explorer.
-
-The live state is joined in memory: however many streams a page lists, the number of queries is the same.
-"""
+"""The admin of streams: a list with live state, one page each, the prefix explorer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.shortcuts import get_object_or_404
+from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
@@ -24,67 +22,23 @@ from django.views.decorators.http import require_POST
 
 from streams import display
 from streams.admin_history import ResyncRequestAdmin, StreamStateChangeAdmin
+from streams.admin_live import LiveChangeList, LiveStateFilter, is_followed, live_statuses
+from streams.admin_resync import ResyncAdmin
 from streams.console import console
 from streams.models import Stream, StreamStateChange
 from streams.prompt_text import MAX_TOKENS, PromptTextError, parse_prompt
 from streams.readonly_admin import ReadOnlyAdmin
-from streams.resync import ResyncOrder, ResyncSource, ResyncTarget, read_order
-from streams.spec import StreamId
-from streams.status import StreamState, StreamStatus
 
 # Django looks for registrations in this module alone.
 __all__ = ["ReadOnlyAdmin", "ResyncRequestAdmin", "StreamAdmin", "StreamStateChangeAdmin"]
 
-NOT_FOLLOWED = "not_followed"
 NEWEST_CHANGES = 100
-
-
-def live_statuses() -> dict[StreamId, StreamStatus]:
-    return {status.spec.id: status for status in console().statuses() or ()}
-
-
-class LiveChangeList(ChangeList):
-    """A change list whose rows carry their live status (`row.live`, None when not followed)."""
-
-    def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        statuses = live_statuses()
-        for row in self.result_list:
-            row.live = statuses.get(row.stream_id)
-
-
-class LiveStateFilter(admin.SimpleListFilter):
-    """Filters by the state that is in memory now."""
-
-    title = "state"
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        return [*((str(state), str(state)) for state in StreamState), (NOT_FOLLOWED, "not followed")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Stream]) -> QuerySet[Stream]:
-        statuses = live_statuses()
-        if self.value() == NOT_FOLLOWED:
-            return queryset.exclude(_rows_of(statuses))
-        if self.value() is None:
-            return queryset
-        chosen = (stream for stream, status in statuses.items() if status.state == self.value())
-        return queryset.filter(_rows_of(chosen))
-
-
-def _rows_of(streams: Iterable[StreamId]) -> Q:
-    """The rows of these streams, one term for each instance."""
-    ranks: dict[str, list[int]] = {}
-    for stream in streams:
-        ranks.setdefault(stream.instance_name, []).append(stream.dp_rank)
-    condition = Q(pk__in=())
-    for name, found in ranks.items():
-        condition |= Q(instance_name=name, dp_rank__in=found)
-    return condition
+ABSENT = {False: "no longer followed", True: "on another replica", None: "not known here"}
+"""What is said of a stream that this process does not follow, by whether any replica does."""
 
 
 @admin.register(Stream)
-class StreamAdmin(ReadOnlyAdmin):
+class StreamAdmin(ResyncAdmin):
     """Streams with their live state; the only thing to be done with one is a resync."""
 
     list_display: tuple[str, ...] = (
@@ -117,13 +71,16 @@ class StreamAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def state(self, row: Any) -> SafeString:
-        if row.live is None:
-            return display.badge("off", "not followed")
-        return display.badge(row.live.state)
+        if row.live is not None:
+            return display.badge(row.live.state)
+        return display.badge("off", ABSENT[row.followed])
 
     @admin.display(description="since")
     def since(self, row: Any) -> str:
-        return display.EMPTY if row.live is None else display.moment(row.live.since, time.time(), "")
+        """Of its state; of a stream that nobody follows any more, when that was last done."""
+        if row.live is not None:
+            return display.moment(row.live.since, time.time(), "")
+        return display.EMPTY if row.followed else display.moment(row.last_seen.timestamp(), time.time(), "")
 
     @admin.display(description="what is wrong")
     def reason(self, row: Any) -> str:
@@ -146,8 +103,10 @@ class StreamAdmin(ReadOnlyAdmin):
         snapshot = row.live and row.live.last_snapshot
         return display.EMPTY if snapshot is None else display.moment(snapshot.at, time.time())
 
-    @admin.display(description="")
-    def resync(self, row: Stream) -> SafeString:
+    @admin.display(description="", empty_value="")
+    def resync(self, row: Any) -> SafeString | str:
+        if row.followed is False:
+            return ""
         return format_html(
             '<a class="kv-button" href="{}" aria-label="Force resync of {}">Force resync</a>',
             reverse("admin:streams_stream_resync", args=[row.pk]),
@@ -163,8 +122,6 @@ class StreamAdmin(ReadOnlyAdmin):
         if request.method not in ("GET", "HEAD") or not self.has_view_permission(request, row):
             raise PermissionDenied
         live = live_statuses().get(row.stream_id)
-        counted = live.counters if live else {}
-        changes = StreamStateChange.objects.filter(instance_name=row.instance_name, dp_rank=row.dp_rank)
         return TemplateResponse(
             request,
             "admin/streams/stream/page.html",
@@ -173,27 +130,33 @@ class StreamAdmin(ReadOnlyAdmin):
                 "title": str(row),
                 "opts": self.opts,
                 "row": row,
-                "changes": changes[:NEWEST_CHANGES],
-                "counters": [(name, display.number(count)) for name, count in sorted(counted.items())],
+                "live": live,
+                "followed": is_followed(row, console().followed()),
+                "changes": _changes(row)[:NEWEST_CHANGES],
+                "counters": _counters(live.counters if live else {}),
                 "changes_url": _filtered("streamstatechange", row.instance_name),
                 "resyncs_url": _filtered("resyncrequest", row.instance_name),
                 "may_resync": self.has_resync_permission(request),
             },
         )
 
-    # ---- resync
-
-    def has_resync_permission(self, request: HttpRequest) -> bool:
-        return bool(request.user.has_perm("streams.resync_stream"))
-
-    @admin.action(description="Force resync", permissions=["resync"])
-    def force_resync(self, request: HttpRequest, queryset: QuerySet[Stream]) -> HttpResponse | None:
-        """Asks first; the confirmation posts the same action again, with `confirmed`."""
-        rows = list(queryset)
-        if "confirmed" not in request.POST:
-            return self._ask(request, rows)
-        self._order(request, rows)
-        return None
+    def changes_view(self, request: HttpRequest, pk: int) -> JsonResponse:
+        """What the page adds to itself when a stream has changed: `rows`, the state changes behind the row
+        number `after`, newest first, and `counters`, both as the page shows them; `at`, when."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        row = get_object_or_404(Stream, pk=pk)
+        live = live_statuses().get(row.stream_id)
+        later = _changes(row).filter(id__gt=_number(request.GET.get("after", "")))
+        parts: dict[str, tuple[str, dict[str, Any]]] = {
+            "rows": ("changes.html", {"changes": later[:NEWEST_CHANGES]}),
+            "counters": ("counters.html", {"counters": _counters(live.counters if live else {})}),
+        }
+        rendered = {
+            name: render_to_string(f"admin/streams/stream/{template}", context)
+            for name, (template, context) in parts.items()
+        }
+        return JsonResponse({**rendered, "at": round(time.time())})
 
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
@@ -203,55 +166,10 @@ class StreamAdmin(ReadOnlyAdmin):
             path("explore/", wrap(require_POST(self.explore_api)), name="streams_stream_explore"),
             path("find/", wrap(self.find), name="streams_stream_find"),
             path("<int:pk>/resync/", wrap(self.resync_view), name="streams_stream_resync"),
+            path("<int:pk>/changes/", wrap(self.changes_view), name="streams_stream_changes"),
             path("<int:pk>/series/", wrap(self.series_view), name="streams_stream_series"),
             *super().get_urls(),
         ]
-
-    def resync_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """One stream: asks, then orders."""
-        if not self.has_resync_permission(request):
-            raise PermissionDenied
-        row = get_object_or_404(Stream, pk=pk)
-        if request.method != "POST":
-            return self._ask(request, [row])
-        self._order(request, [row])
-        return HttpResponseRedirect(reverse("admin:streams_stream_changelist"))
-
-    def resync_api(self, request: HttpRequest) -> JsonResponse:
-        """The Operations page's order; see `read_order`."""
-        if not self.has_resync_permission(request):
-            return JsonResponse({"error": "Your account may not resynchronise streams."}, status=403)
-        try:
-            targets, drop = read_order(request.body)
-        except ValueError as error:
-            return JsonResponse({"error": str(error)}, status=400)
-        order = ResyncOrder(request.user.get_username(), ResyncSource.PAGE, time.time(), targets, drop)
-        return JsonResponse({"streams": console().order_resync(order), "scope": order.scope}, status=202)
-
-    def _ask(self, request: HttpRequest, rows: list[Stream]) -> HttpResponse:
-        return TemplateResponse(
-            request,
-            "admin/streams/stream/resync.html",
-            {
-                **self.admin_site.each_context(request),
-                "title": "Force resync",
-                "opts": self.opts,
-                "rows": rows,
-                "from_list": request.method == "POST",
-                "action_checkbox_name": admin.helpers.ACTION_CHECKBOX_NAME,
-            },
-        )
-
-    def _order(self, request: HttpRequest, rows: list[Stream]) -> None:
-        targets = tuple(ResyncTarget(row.instance_name, row.dp_rank) for row in rows)
-        drop = request.POST.get("drop") == "on"
-        order = ResyncOrder(request.user.get_username(), ResyncSource.ADMIN, time.time(), targets, drop)
-        console().order_resync(order)
-        link = reverse("admin:streams_resyncrequest_changelist")
-        text = format_html(
-            'Resync ordered for {}. <a href="{}">The audit</a> shows what becomes of it.', order.scope, link
-        )
-        self.message_user(request, text, messages.SUCCESS)
 
     # ---- prefix explorer
 
@@ -295,6 +213,15 @@ class StreamAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         row = get_object_or_404(Stream, pk=pk)
         return JsonResponse({"series": console().series(row.stream_id)})
+
+
+def _changes(row: Stream) -> QuerySet[StreamStateChange]:
+    """The stream's history, newest first."""
+    return StreamStateChange.objects.filter(instance_name=row.instance_name, dp_rank=row.dp_rank)
+
+
+def _counters(counted: Mapping[str, int]) -> list[tuple[str, str]]:
+    return [(name, display.number(count)) for name, count in sorted(counted.items())]
 
 
 def _explorer_refusal(error: Exception) -> str:

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 
 from streams import display
 from streams.models import ResyncRequest, ResyncResult, StreamStateChange
-from streams.readonly_admin import ReadOnlyAdmin
+from streams.readonly_admin import ReadOnlyAdmin, titled
 from streams.spec import StreamId
 
 
@@ -20,10 +20,11 @@ from streams.spec import StreamId
 class StreamStateChangeAdmin(ReadOnlyAdmin):
     """The history of all streams."""
 
-    list_display = ("at", "stream", "from_state", "to_state", "what", "replica")
-    list_filter = ("new_state", "at")
+    list_display = ("when", "stream", "from_state", "to_state", "what", "replica")
+    list_filter = (titled("new_state", "new state"), titled("at", "time"))
     search_fields = ("instance_name", "sentence", "code", "detail", "replica")
     search_help_text = "Instance, reason or replica"
+    fields = ("when", "stream", "from_state", "to_state", "what", "replica")
 
     @admin.display(description="stream", ordering="instance_name")
     def stream(self, row: StreamStateChange) -> str:
@@ -48,8 +49,13 @@ class ResyncResultInline(admin.TabularInline):  # type: ignore[type-arg]
 
     model = ResyncResult
     extra = 0
-    fields = ("replica", "at", "state", "reached", "settled", "detail")
+    fields = ("replica", "at", "badge", "reached", "settled", "detail")
+    readonly_fields = ("badge",)
     verbose_name_plural = "outcome on each replica"
+
+    @admin.display(description="outcome")
+    def badge(self, row: ResyncResult) -> SafeString:
+        return display.badge(row.state, row.get_state_display())  # type: ignore[attr-defined]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -69,11 +75,16 @@ class ResyncResultInline(admin.TabularInline):  # type: ignore[type-arg]
 class ResyncRequestAdmin(ReadOnlyAdmin):
     """The audit: who had which streams resynchronised, and what became of it."""
 
-    list_display = ("at", "actor", "source", "short_scope", "drop", "outcome")
-    list_filter = ("source", "drop", "results__state", "at")
+    list_display = ("when", "actor", "source", "short_scope", "dropped", "outcome")
+    list_filter = (
+        titled("source", "source"),
+        titled("drop", "index dropped first"),
+        titled("results__state", "outcome"),
+        titled("at", "time"),
+    )
     search_fields = ("actor", "scope")
     search_help_text = "Who, or a stream"
-    fields = ("at", "actor", "source", "scope", "drop")
+    fields = ("when", "actor", "source", "scope", "dropped")
     inlines = (ResyncResultInline,)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[ResyncRequest]:
@@ -82,6 +93,10 @@ class ResyncRequestAdmin(ReadOnlyAdmin):
     @admin.display(description="streams", ordering="scope")
     def short_scope(self, row: ResyncRequest) -> str:
         return row.scope if len(row.scope) <= 80 else f"{row.scope[:77]}…"
+
+    @admin.display(description="index dropped first", ordering="drop")
+    def dropped(self, row: ResyncRequest) -> str:
+        return "yes" if row.drop else "no"
 
     @admin.display(description="outcome")
     def outcome(self, row: ResyncRequest) -> SafeString | str:

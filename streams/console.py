@@ -21,6 +21,10 @@ class Console(Protocol):
     def statuses(self) -> tuple[StreamStatus, ...] | None:
         """The streams now; None where this process follows none."""
 
+    def followed(self) -> frozenset[StreamId] | None:
+        """The streams that this replica follows or another one that is running, as it wrote some seconds
+        ago; None where that is not known."""
+
     def series(self, stream: StreamId) -> dict[str, list[float | None]] | None:
         """What a stream did in the last minutes, column by column; None where nothing is known."""
 
@@ -36,6 +40,9 @@ class DetachedConsole:
     """No streams here: orders are left in the database, where the serving replicas find them."""
 
     def statuses(self) -> None:
+        return None
+
+    def followed(self) -> None:
         return None
 
     def series(self, stream: StreamId) -> None:

@@ -43,15 +43,20 @@ def duration(seconds: float) -> str:
     return "0 s"
 
 
+def exact(at: datetime) -> str:
+    """To the second, in UTC, which the words around it say."""
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
 def moment(at: float | None, now: float, suffix: str = " ago") -> SafeString | str:
     """How long ago, with the exact time as tooltip."""
     if at is None:
         return EMPTY
-    exact = datetime.fromtimestamp(at, UTC)
+    then = datetime.fromtimestamp(at, UTC)
     return format_html(
         '<time class="kv-time" datetime="{}" title="{} UTC">{}{}</time>',
-        exact.isoformat(timespec="seconds"),
-        f"{exact:%Y-%m-%d %H:%M:%S}",
+        then.isoformat(timespec="seconds"),
+        exact(then),
         duration(now - at),
         suffix,
     )

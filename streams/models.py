@@ -95,13 +95,15 @@ class ResyncRequest(models.Model):
     actor = models.CharField("ordered by", max_length=NAME_LENGTH)
     source = models.CharField(max_length=10, choices=SOURCE_CHOICES)
     targets = models.JSONField(help_text="Instances and ranks; null stands for all.")
-    scope = models.TextField("streams", help_text="The targets in words.")
+    scope = models.TextField("streams")
+    """The targets in words."""
     drop = models.BooleanField("dropped the index first")
 
     class Meta:
         ordering = ("-at", "-id")
         indexes = (models.Index(fields=["-at", "-id"], name="streams_resync_at"),)
         default_permissions = ("view",)
+        verbose_name = "resync"
 
     def __str__(self) -> str:
         return f"{self.scope} by {self.actor}"

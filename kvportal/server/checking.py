@@ -27,6 +27,7 @@ from routing.instances.etcd import EtcdClient
 from routing.instances.etcd_wire import EtcdRefusedError, EtcdUnavailableError
 from streams.sockets import SnapshotSocket
 from streams.spec import Limits
+from streams.wording import counted
 
 OK, DOUBTFUL, FAILED = "ok", "warn", "FAIL"
 CONNECT_SECONDS = 3.0
@@ -95,7 +96,7 @@ def _process(config: Config) -> str:
         prepare_process(streams)
     except ProcessError as error:
         raise FailedError(str(error)) from error
-    return f"files and sockets suffice for {streams} streams"
+    return f"files and sockets suffice for {counted(streams, 'stream')}"
 
 
 def _server(config: Config) -> str:

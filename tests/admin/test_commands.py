@@ -307,6 +307,32 @@ async def test_worker_that_cannot_start_says_why(
     replica.commands.detach()
 
 
+async def test_a_channel_layer_that_is_away_is_logged_once_and_so_is_its_return(
+    replica: Replica,
+    layer: InMemoryChannelLayer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(commands_module, "RESTART_SECONDS", (0.01, 0.02))
+    caplog.set_level("INFO", commands_module.__name__)
+    group_add, attempts = layer.group_add, []
+
+    async def away(group: str, channel: str) -> None:
+        attempts.append(channel)
+        if len(attempts) <= 5:
+            raise ConnectionError("refused")
+        await group_add(group, channel)
+
+    monkeypatch.setattr(layer, "group_add", away)
+    replica.commands.attach(asyncio.get_running_loop())
+    await until(lambda: layer.groups.get(GROUP))
+    replica.commands.detach()
+    failed, works = (record.getMessage() for record in caplog.records)
+    assert failed.startswith("the channel layer (KVPORTAL_REDIS_URL) fails, ")
+    assert failed.endswith(": ConnectionError: refused")
+    assert works == "the channel layer works again"
+
+
 async def test_worker_joins_its_group_again(
     replica: Replica, layer: InMemoryChannelLayer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

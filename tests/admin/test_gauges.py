@@ -64,7 +64,7 @@ def test_instance_tells_role_health_load_and_ranks() -> None:
 @pytest.mark.parametrize(
     ("changes", "ranks", "words"),
     [
-        ({}, 1, "1 of its 2 ranks have no stream"),
+        ({}, 1, "1 of its 2 ranks has no stream"),
         ({"load": None}, 2, "has not reported its load"),
         ({"load": Load(LoadReport(4, 7.0), LoadSource.ETCD, 1.0)}, 2, "cannot be right"),
         ({"state": HealthState.SUSPECT}, 0, "gets no requests"),

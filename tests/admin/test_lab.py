@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -31,6 +32,7 @@ from tests.routing.fakes import FixedIndex, FixedRegistry
 
 LAB = "/admin/routing/decision/lab/"
 FIND = "/admin/routing/decision/find/"
+PROMPT_OF = "/admin/routing/decision/prompt/"
 TOKENS = 1024
 PROMPT = bytes(4 * TOKENS)
 HALF = Settings(policy=Policy.CAR)
@@ -224,8 +226,11 @@ def test_weights_that_are_none_are_named(viewer: Client, serving: Any, query: An
 
 def test_decisions_without_loads_cannot_be_scored(viewer: Client, serving: Any) -> None:
     views = [replace(view, load=None) for view in HOLDER_AND_IDLE]
-    serving(portal(views, HELD, replace(HALF, policy=Policy.RR))).select(PROMPT)
-    assert "None of the 1 recorded decisions can be scored by CAR" in text_of(viewer.get(LAB))
+    selector = portal(views, HELD, replace(HALF, policy=Policy.RR))
+    serving(selector).select(PROMPT)
+    assert "The one recorded decision cannot be scored by CAR" in text_of(viewer.get(LAB))
+    selector.select(PROMPT)
+    assert "None of the 2 recorded decisions can be scored by CAR" in text_of(viewer.get(LAB))
 
 
 def test_prediction_errors_are_shown_by_instance(viewer: Client, serving: Any) -> None:
@@ -253,6 +258,29 @@ def test_decision_that_is_not_in_the_database_is_explained_from_memory(viewer: C
     assert "is neither in the database nor among the latest" in text_of(
         viewer.get(FIND, {"id": "unknown"}, follow=True)
     )
+
+
+def test_recorded_prompt_leads_to_the_explorer_for_those_who_may_read_it(serving: Any, db: None) -> None:
+    selector = serving(portal(HOLDER_AND_IDLE, HELD, HALF))
+    with_prompt, without = (selector.select(PROMPT).decision_id for _ in range(2))
+    prompts = {with_prompt: (7).to_bytes(4, "little") + (2**31 - 1).to_bytes(4, "little")}
+    records = selector.decisions.recent()
+    DecisionStore().write([Written(record, prompts.get(record.decision_id)) for record in records])
+    link = f"/admin/streams/stream/explorer/?decision={with_prompt}"
+    reader = signed_in("view_decision", "view_stream", "view_recordedprompt")
+    assert link in text_of(reader.get(FIND, {"id": with_prompt}, follow=True))
+    assert "explorer/?decision=" not in text_of(reader.get(FIND, {"id": without}, follow=True))
+    answer = reader.get(PROMPT_OF, {"id": with_prompt})
+    assert answer.json() == {"token_ids": [7, 2**31 - 1]}
+    assert "no-store" in answer.headers["Cache-Control"]
+    missing = reader.get(PROMPT_OF, {"id": without})
+    assert missing.status_code == 404
+    assert "No prompt is recorded" in missing.json()["error"]
+    User.objects.get().user_permissions.remove(Permission.objects.get(codename="view_recordedprompt"))
+    assert "explorer/?decision=" not in text_of(reader.get(FIND, {"id": with_prompt}, follow=True))
+    refused = reader.get(PROMPT_OF, {"id": with_prompt})
+    assert refused.status_code == 403
+    assert "may not read recorded prompts" in refused.json()["error"]
 
 
 def test_lab_is_for_those_who_may_view_decisions(db: None) -> None:

@@ -9,12 +9,13 @@ import pytest
 from kvportal import live
 from kvportal.models import Replica
 from kvportal.operations import Operations
+from kvportal.opsstate import replica_state
 from kvportal.records import ReplicaView, read_replicas, write_replica
 from streams import console
 from streams.models import ResyncRequest, Stream, StreamStateChange
 from streams.resync import ResyncOrder, ResyncSource
 from streams.status import Fault, StreamState
-from tests.admin.values import FakeDirectory, change, lost, status
+from tests.admin.values import NOW, Clock, FakeDirectory, change, lost, spec, status
 from tests.support.waiting import wait_until
 
 
@@ -83,6 +84,36 @@ def test_replicas_see_each_other(operations: Operations) -> None:
     ]
     own = next(view for view in read_replicas() if view.name == "here")
     assert own.state["streams"]["10.0.0.1:8000/dp0"]["state"] == "synchronized"
+
+
+@pytest.mark.django_db
+def test_stream_is_followed_as_long_as_a_running_replica_follows_it(operations: Operations) -> None:
+    directory = FakeDirectory(status(1), status(2))
+    operations.follow(directory)
+    now = time.time()
+    for name, number, heartbeat in (("there", 3, now), ("gone", 4, now - 600)):
+        write_replica(ReplicaView(name, now - 900, heartbeat, replica_state([status(number)])))
+    operations.history.step()
+    assert operations.followed() == {spec(number).id for number in (1, 2, 3)}
+    directory.now_statuses = (status(1),)
+    assert operations.followed() == {spec(number).id for number in (1, 3)}, (
+        "of this replica it is known at once"
+    )
+
+
+@pytest.mark.django_db
+def test_row_of_a_stream_tells_to_the_second_when_it_was_left() -> None:
+    clock = Clock()
+    operations = Operations("here", clock=clock)
+    operations.history._monotonic = clock
+    directory = FakeDirectory(status(1), status(2))
+    operations.follow(directory)
+    operations.history.step()
+    clock.now += 3.5
+    directory.now_statuses = (status(1),)
+    operations.history.step()
+    seen = {str(row): row.last_seen.timestamp() for row in Stream.objects.all()}
+    assert seen == {"10.0.0.1:8000/dp0": NOW, "10.0.0.2:8000/dp0": NOW + 3.5}
 
 
 def codes(operations: Operations) -> list[str]:

@@ -15,6 +15,7 @@ from kvportal.opsstate import (
     missing_ranks,
     replica_state,
     stream_hints,
+    streams_seen,
     worker_banner,
 )
 from kvportal.records import ReplicaView
@@ -106,7 +107,9 @@ def test_hole_in_the_ranks_gets_a_hint() -> None:
     assert missing_ranks(ranks) == {"10.0.0.1:8000": (1,)}
     streams = state_of(*ranks)["streams"]
     assert [bool(stream["hints"]) for stream in streams] == [True, True, False]
-    assert "Rank 1 of this instance is not followed" in streams[0]["hints"][0]
+    assert "Rank 1 of this instance is not followed; its hits" in streams[0]["hints"][0]
+    hint = state_of(status(1, 0), status(1, 20))["streams"][0]["hints"][0]
+    assert "Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 11 more of this instance are not followed; their hits" in hint
 
 
 def test_views_of_other_replicas_show_only_where_they_differ() -> None:
@@ -131,6 +134,23 @@ def test_views_of_other_replicas_show_only_where_they_differ() -> None:
     assert (by_name["here"]["synchronized"], by_name["here"]["streams"]) == (1, 2)
 
 
+def test_what_a_replica_wrote_names_its_streams() -> None:
+    odd = replace(status(2), spec=replace(spec(2, 3), instance_name="[fe80::1]/dp1:8000"))
+    assert streams_seen(replica("there", status(1), odd)) == {spec(1).id, odd.spec.id}
+    assert streams_seen(ReplicaView("old", NOW, NOW, {})) == frozenset()
+    assert streams_seen(ReplicaView("odd", NOW, NOW, {"streams": {"x": {}, "a/dpx": {}}})) == frozenset()
+
+
+def test_state_tells_when_it_changed_also_while_it_is_lost() -> None:
+    trends = Trends()
+    trends.observe(NOW - 60, [lost(since=NOW - 60)], Totals())
+    again = lost(since=NOW - 5, state=StreamState.SYNCING)
+    trends.observe(NOW, [again], Totals())
+    picture = Picture(now=NOW, replica="here", statuses=(again,), trends=trends, banners=())
+    [stream] = build(picture)["streams"]
+    assert (stream["since"], stream["changed"]) == (NOW - 60, NOW - 5)
+
+
 def test_replica_is_gone_when_its_heartbeat_stands_still_whatever_its_clock() -> None:
     presence = Presence()
     ahead = replica("ahead", heartbeat=NOW + 40)
@@ -149,7 +169,9 @@ def test_banners_appear_only_when_something_is_wrong() -> None:
     assert history_banner(HistoryHealth(5, 0, 0, None)) is None
     banner = history_banner(HistoryHealth(5, 2, 0, "OperationalError: no route"))
     assert banner is not None
-    assert "5 records wait" in banner.text
-    assert "2 were lost" in banner.text
+    assert "Waiting to be written: 5 records. Lost: 2." in banner.text
+    banner = history_banner(HistoryHealth(1, 0, 0, "OperationalError: no route"))
+    assert banner is not None
+    assert "written: 1 record." in banner.text
     assert worker_banner(None) is None
     assert worker_banner("ConnectionError: refused") is not None

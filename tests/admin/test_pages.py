@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +14,13 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from kvportal import records
+from kvportal.models import Replica
+from kvportal.opsstate import replica_state
 from kvportal.records import ReplicaView
+from routing import console as routing_console
+from routing.instances.model import SourceStatus
 from streams import console
-from streams.models import ResyncRequest, Stream
+from streams.models import ResyncRequest, Stream, StreamStateChange
 from streams.resync import OutcomeState, ResyncOrder, ResyncOutcome, ResyncSource, ResyncTarget
 from streams.spec import StreamId
 from streams.status import StreamState, StreamStatus
@@ -36,10 +42,16 @@ class FakeConsole:
 
     def __init__(self) -> None:
         self.now_statuses: tuple[StreamStatus, ...] | None = ()
+        self.elsewhere: frozenset[StreamId] = frozenset()
+        """What another replica follows."""
         self.orders: list[ResyncOrder] = []
 
     def statuses(self) -> tuple[StreamStatus, ...] | None:
         return self.now_statuses
+
+    def followed(self) -> frozenset[StreamId] | None:
+        here = self.now_statuses
+        return None if here is None else self.elsewhere.union(one.spec.id for one in here)
 
     def series(self, stream: StreamId) -> dict[str, list[float | None]] | None:
         return {"at": [NOW], "device": [1.0]}
@@ -92,12 +104,13 @@ def text_of(response: Any) -> str:
 def test_list_shows_the_live_state_of_each_stream(viewer: Client, portal: FakeConsole) -> None:
     follow(portal, status(1), lost(2))
     records.touch_streams([spec(3)], NOW)
+    portal.elsewhere = frozenset({spec(3).id})
     page = text_of(viewer.get(LIST))
     assert "10.0.0.1:8000/dp0" in page
     assert '<span class="kv-badge kv-badge-good">synchronized</span>' in page
     assert '<span class="kv-badge kv-badge-bad">unsynchronized</span>' in page
     assert "message 12 followed 9: 2 missing" in page
-    assert '<span class="kv-badge kv-badge-off">not followed</span>' in page
+    assert '<span class="kv-badge kv-badge-off">on another replica</span>' in page
 
 
 def test_list_filters_by_the_state_in_memory(viewer: Client, portal: FakeConsole) -> None:
@@ -111,6 +124,89 @@ def test_list_filters_by_the_state_in_memory(viewer: Client, portal: FakeConsole
     assert shown("unsynchronized") == ["10.0.0.2:8000/dp0"]
     assert shown("syncing") == []
     assert shown("not_followed") == ["10.0.0.3:8000/dp0"]
+    assert shown("all") == [f"10.0.0.{n}:8000/dp{int(n == 4)}" for n in (1, 2, 3, 4)]
+
+
+# ---- what nobody follows any more
+
+
+def leave(portal: FakeConsole, *statuses: StreamStatus) -> None:
+    """These stay; the others that were followed are left at NOW + 60."""
+    left = {one.spec.id for one in portal.now_statuses or ()} - {one.spec.id for one in statuses}
+    portal.now_statuses = statuses
+    records.leave_streams(left, NOW + 60)
+
+
+def test_list_leaves_out_what_nobody_follows_and_says_so(operator: Client, portal: FakeConsole) -> None:
+    follow(portal, status(1), status(2), status(3))
+    assert "not shown" not in text_of(operator.get(LIST))
+    leave(portal, status(1))
+    page = text_of(operator.get(LIST))
+    assert "10.0.0.2:8000" not in page
+    assert "2 streams that the portal no longer follows are not shown." in page
+    assert 'href="?state=not_followed"' in page
+    assert "1 stream that the portal no longer follows is not shown." in text_of(
+        operator.get(LIST, {"q": "10.0.0.2"})
+    )
+    page = text_of(operator.get(LIST, {"state": "not_followed"}))
+    assert page.count("no longer followed</span>") == 2
+    assert 'title="2027-01-15 08:01:00 UTC"' in page
+    assert "resync/" not in page
+
+
+def test_page_of_a_stream_that_nobody_follows_says_so(operator: Client, portal: FakeConsole) -> None:
+    follow(portal, status(1, counters={"gaps": 1}))
+    row = Stream.objects.get()
+    page = text_of(operator.get(f"{LIST}{row.pk}/change/"))
+    assert 'id="ops-absent" class="kv-banner kv-banner-info" hidden>' in page
+    leave(portal)
+    page = text_of(operator.get(f"{LIST}{row.pk}/change/"))
+    assert 'id="ops-absent" class="kv-banner kv-banner-info">' in page
+    assert "The portal does not follow this stream any more" in page
+    assert "Last followed on 2027-01-15 at 08:01:00 UTC" in page
+    for part in ("charts", "counters", "resync"):
+        assert re.search(rf'id="ops-{part}"[^>]* hidden>', page), part
+    portal.elsewhere = frozenset({spec(1).id})
+    page = text_of(operator.get(f"{LIST}{row.pk}/change/"))
+    assert "Another replica follows this stream" in page
+    assert "any more" not in page
+
+
+def test_resync_of_what_nobody_follows_is_refused_at_once(operator: Client, portal: FakeConsole) -> None:
+    follow(portal, status(1))
+    row = Stream.objects.get()
+    leave(portal)
+    sentence = "10.0.0.1:8000/dp0 is no longer followed, so there is nothing to resynchronise in it."
+    path = f"{LIST}{row.pk}/resync/"
+    for answer in (operator.get(path, follow=True), operator.post(path, {"confirmed": "yes"}, follow=True)):
+        assert answer.redirect_chain == [(f"{LIST}{row.pk}/change/", 302)]
+        assert sentence in text_of(answer)
+    form = {"action": "force_resync", "_selected_action": [row.pk], "confirmed": "yes"}
+    answer = operator.post(f"{LIST}?state=all", form, follow=True)
+    assert f'<li class="error">{sentence}' in text_of(answer)
+    refused = post_json(operator, {"targets": [{"instance_name": "10.0.0.1:8000", "dp_rank": 0}]})
+    assert (refused.status_code, refused.json()) == (404, {"error": sentence})
+    assert post_json(operator, {"targets": None}).json() == {"error": "No stream is followed now."}
+    assert portal.orders == []
+
+
+def test_selection_is_resynchronised_as_far_as_it_is_followed(operator: Client, portal: FakeConsole) -> None:
+    follow(portal, *(status(number) for number in range(1, 10)))
+    leave(portal, status(1))
+    portal.elsewhere = frozenset({spec(2).id})
+    form = {"action": "force_resync", "_selected_action": [row.pk for row in Stream.objects.all()]}
+    question = text_of(operator.post(f"{LIST}?state=all", form))
+    assert "these 2 streams" in question
+    named = "10.0.0.3:8000/dp0, 10.0.0.4:8000/dp0, 10.0.0.5:8000/dp0, 10.0.0.6:8000/dp0, 10.0.0.7:8000/dp0"
+    sentence = f"{named} and 2 more are no longer followed, so there is nothing to resynchronise in them."
+    assert sentence in question
+    assert portal.orders == []
+    answer = operator.post(f"{LIST}?state=all", {**form, "confirmed": "yes"}, follow=True)
+    assert f'<li class="warning">{sentence}' in text_of(answer)
+    assert [order.scope for order in portal.orders] == ["10.0.0.1:8000/dp0, 10.0.0.2:8000/dp0"]
+    targets = [{"instance_name": f"10.0.0.{number}:8000", "dp_rank": 0} for number in (3, 2)]
+    answer = post_json(operator, {"targets": targets})
+    assert answer.json() == {"streams": 1, "scope": "10.0.0.2:8000/dp0", "left_out": ["10.0.0.3:8000/dp0"]}
 
 
 def test_list_is_searched_by_instance_and_endpoint(viewer: Client, portal: FakeConsole) -> None:
@@ -180,6 +276,7 @@ def test_audit_shows_who_what_and_the_outcome_of_each_replica(viewer: Client, po
         assert words in page
     row = ResyncRequest.objects.get()
     detail = text_of(viewer.get(f"{LISTS['audit']}{row.pk}/change/"))
+    assert "2027-01-15 08:00:00" in detail
     assert "fine" in detail
     assert "there" in detail
 
@@ -223,19 +320,37 @@ def test_page_of_a_stream_is_found_by_name(viewer: Client, portal: FakeConsole) 
         assert viewer.get(f"{LIST}find/", query).status_code == 404
 
 
+def test_page_of_a_stream_asks_for_what_is_new(viewer: Client, portal: FakeConsole) -> None:
+    follow(portal, status(1, counters={"events:BlockStored": 1234}))
+    records.write_changes("here", [change(1, detail="old"), change(2, detail="of somebody else")])
+    path = f"{LIST}{Stream.objects.get().pk}/changes/"
+    newest = StreamStateChange.objects.get(detail="old").pk
+    records.write_changes("here", [change(1, at=NOW + 1, detail="<new>")])
+    answer = viewer.get(path, {"after": newest}).json()
+    assert "&lt;new&gt;" in answer["rows"]
+    assert answer["rows"].count("data-change=") == 1
+    assert "1,234" in answer["counters"]
+    everything = viewer.get(path).json()["rows"]
+    assert everything.index("&lt;new&gt;") < everything.index("old")
+    assert "somebody" not in everything
+    assert viewer.get(path, {"after": newest + 9}).json()["rows"].strip() == ""
+
+
 def test_series_of_a_stream(viewer: Client, portal: FakeConsole) -> None:
     follow(portal, status(1))
     answer = viewer.get(f"{LIST}{Stream.objects.get().pk}/series/")
     assert answer.json() == {"series": {"at": [NOW], "device": [1.0]}}
 
 
-@pytest.mark.parametrize("path", ["{}/change/", "{}/series/"])
+@pytest.mark.parametrize("path", ["{}/change/", "{}/series/", "{}/changes/"])
 def test_pages_of_a_stream_need_the_permission(portal: FakeConsole, path: str) -> None:
     follow(portal, status(1))
     assert signed_in().get(LIST + path.format(Stream.objects.get().pk)).status_code == 403
 
 
-@pytest.mark.parametrize("path", ["4711/change/", "x/change/", "4711/series/", "4711/resync/"])
+@pytest.mark.parametrize(
+    "path", ["4711/change/", "x/change/", "4711/series/", "4711/changes/", "4711/resync/"]
+)
 def test_stream_that_does_not_exist_is_a_404(operator: Client, path: str) -> None:
     assert operator.get(LIST + path).status_code == 404
 
@@ -281,9 +396,11 @@ def post_json(client: Client, body: Any) -> Any:
 
 
 def test_page_orders_by_json(operator: Client, portal: FakeConsole) -> None:
+    follow(portal, status(1))
     target = {"instance_name": "10.0.0.1:8000", "dp_rank": 0}
     assert post_json(operator, {"targets": [target], "drop": True}).status_code == 202
-    assert post_json(operator, {"targets": None}).json() == {"streams": 1, "scope": "all streams"}
+    ordered = post_json(operator, {"targets": None}).json()
+    assert ordered == {"streams": 1, "scope": "all streams", "left_out": []}
     first, second = portal.orders
     assert (first.actor, first.source, first.drop) == ("pat", "page", True)
     assert first.targets == (ResyncTarget("10.0.0.1:8000", 0),)
@@ -353,7 +470,8 @@ def test_get_never_orders(operator: Client, portal: FakeConsole) -> None:
 def test_where_no_portal_runs_an_order_waits_in_the_database(operator: Client) -> None:
     assert console.console().statuses() is None
     records.touch_streams([spec(1)], NOW)
-    assert "not followed" in text_of(operator.get(LIST))
+    assert "not known here" in text_of(operator.get(LIST))
+    assert list(operator.get(LIST, {"state": "not_followed"}).context["cl"].result_list) == []
     post_json(operator, {"targets": None})
     assert ResyncRequest.objects.get().actor == "pat"
     assert len(records.open_orders("anybody", 0, ResyncRequest.objects.get().order.at)) == 1
@@ -386,6 +504,66 @@ def test_navigation_shows_what_one_may_see(viewer: Client) -> None:
     page = text_of(viewer.get("/admin/"))
     assert 'href="/admin/streams/streamstatechange/"' in page
     assert 'href="/admin/auth/user/"' not in page
+
+
+NAMES = {
+    "streams": "Streams",
+    "history": "State changes",
+    "audit": "Resyncs",
+    "replicas": "Replicas",
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_page_has_one_name_everywhere(portal: FakeConsole, name: str) -> None:
+    fill(portal, 1)
+    admin, path, called = signed_in(superuser=True), LISTS[name], NAMES[name]
+    page = text_of(admin.get(path))
+    link = re.search(rf'<a href="{path}"[^>]*>([^<]+)</a>', page)
+    assert link is not None
+    assert link[1] == called
+    assert f"<h1>{called}</h1>" in page
+    assert f"<title>{called} | " in page
+    assert f'<a href="/admin/">Operations</a> &rsaquo; {called}' in page
+    row = admin.get(path).context["cl"].result_list[0]
+    detail = text_of(admin.get(f"{path}{row.pk}/change/"))
+    assert f'<a href="/admin/">Operations</a> &rsaquo; <a href="{path}">{called}</a>' in detail
+    assert "historylink" not in detail, "there is no log of such a row"
+    assert "Home" not in page + detail
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("kind", "words"), [("embedded", "its own registration counts"), ("etcd", "has no effect")]
+)
+def test_form_of_an_instance_says_what_an_entry_is_worth(kind: str, words: str) -> None:
+    status = SourceStatus(kind=kind, connected=True, since=NOW, error=None)
+    routing_console.install(SimpleNamespace(status=lambda: status))  # type: ignore[arg-type]
+    try:
+        assert words in text_of(signed_in(superuser=True).get("/admin/routing/instance/add/"))
+    finally:
+        routing_console.install(None)
+
+
+@pytest.mark.parametrize(
+    "path", ["auth/", "auth/user/", "auth/user/1/change/", "auth/user/1/history/", "password_change/"]
+)
+def test_pages_of_django_begin_where_the_others_do(path: str) -> None:
+    admin = signed_in(superuser=True)
+    User.objects.update(id=1)
+    admin.force_login(User.objects.get())
+    page = text_of(admin.get(f"/admin/{path}"))
+    assert '<div class="breadcrumbs"> <a href="/admin/">Operations</a> &rsaquo;' in page
+    assert "Home" not in page
+
+
+def test_replica_shows_each_stream_as_it_sees_it(viewer: Client) -> None:
+    records.write_replica(ReplicaView("here", NOW - 9, NOW, replica_state([status(1), lost(2)])))
+    path = f"{LISTS['replicas']}{Replica.objects.get().pk}/change/"
+    page = text_of(viewer.get(path))
+    assert '<th scope="row">10.0.0.2:8000/dp0</th>' in page
+    assert "sequence_gap" in page
+    assert "{" not in page.partition("<main")[2].partition("</main")[0], "no JSON for people"
 
 
 def test_state_of_every_kind_has_a_filter(viewer: Client, portal: FakeConsole) -> None:

@@ -10,18 +10,19 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from kvportal import records
+from kvportal.models import Replica
 from kvportal.records import ReplicaView
 from routing import console as routing_console
 from routing.decision_log import Written
-from routing.decision_models import Decision
+from routing.decision_models import Decision, RecordedPrompt
 from routing.decision_store import DecisionStore
 from routing.policies.decision import Policy, Settings
 from streams import console
-from streams.models import ResyncRequest, Stream
+from streams.models import ResyncRequest, Stream, StreamStateChange
 from tests.admin.test_history import order
 from tests.admin.test_lab import HELD, HOLDER_AND_IDLE, PROMPT, portal
 from tests.admin.test_pages import FakeConsole
-from tests.admin.values import NOW, change, spec
+from tests.admin.values import NOW, change, spec, status
 
 ANONYMOUS, OUTSIDER, BARE, VIEWER, OPERATOR = "anonymous", "no staff", "bare staff", "view only", "resync"
 PEOPLE = (ANONYMOUS, OUTSIDER, BARE, VIEWER, OPERATOR)
@@ -42,6 +43,7 @@ GETS = {
     STREAM: SEE,
     f"{STREAM}1/change/": SEE,
     f"{STREAM}1/series/": SEE,
+    f"{STREAM}1/changes/": SEE,
     f"{STREAM}explorer/": SEE,
     f"{STREAM}find/?instance=10.0.0.1:8000&rank=0": {VIEWER: 302, OPERATOR: 302},
     f"{STREAM}1/resync/": DO,
@@ -62,6 +64,7 @@ GETS = {
     f"{DECISION}1/change/": SEE,
     f"{DECISION}1/delete/": NOBODY,
     f"{DECISION}lab/": SEE,
+    f"{DECISION}prompt/?id={'0' * 32}": SEE,
     f"{DECISION}find/?id={'0' * 32}": {VIEWER: 302, OPERATOR: 302},
     f"{ADMIN}auth/user/": NOBODY,
     f"{ADMIN}password_change/": EVERYONE_WITH_STAFF,
@@ -95,9 +98,13 @@ def everything(db: None) -> Iterator[FakeConsole]:
     selector = portal(HOLDER_AND_IDLE, HELD, Settings(policy=Policy.CAR))
     selector.select(PROMPT)
     DecisionStore().write([Written(record) for record in selector.decisions.recent()])
+    # A database that earlier tests have used goes on counting where they left off.
     Decision.objects.update(id=1, decision_id="0" * 32)
-    Stream.objects.update(id=1)
+    for model in (Stream, StreamStateChange, ResyncRequest, Replica):
+        model.objects.update(id=1)
+    RecordedPrompt.objects.create(decision_id="0" * 32, at=Decision.objects.get().at, token_ids=b"")
     own = Explorable()
+    own.now_statuses = (status(1),)
     console.install(own)
     yield own
     console.install(None)

@@ -80,7 +80,7 @@ def site(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     try:
         for engine in engines:
             engine.start(20)
-        explain = {"KVPORTAL_DECISION_EXPLAIN_SHARE": "1"}
+        explain = {"KVPORTAL_DECISION_EXPLAIN_SHARE": "1", "KVPORTAL_RECORD_PROMPTS": "true"}
         directory = tmp_path_factory.mktemp("site")
         with Portal(directory, template, specs_of(engines), variables=explain) as portal:
             route_some(portal)

@@ -37,6 +37,16 @@ people[{VIEWER!r}].user_permissions.set(views)
 people[{OPERATOR!r}].user_permissions.set([*views, Permission.objects.get(codename="resync_stream")])
 """
 
+LEFT = "10.9.9.9:8000"
+"""An instance of which nobody follows the stream any more."""
+_LEAVE_A_STREAM = f"""
+from datetime import UTC, datetime
+from streams.models import Stream
+at = datetime.now(UTC)
+Stream.objects.create(instance_name={LEFT!r}, dp_rank=0, endpoint="tcp://10.9.9.9:28000",
+                      replay_endpoint="tcp://10.9.9.9:48000", first_seen=at, last_seen=at)
+"""
+
 
 def environment(data_dir: Path, **variables: str) -> dict[str, str]:
     return {
@@ -61,10 +71,10 @@ def manage(data_dir: Path, *arguments: str, **variables: str) -> None:
 
 
 def prepare_data(data_dir: Path, **variables: str) -> None:
-    """A migrated database with the users; worth doing once and copying."""
+    """A migrated database with the users and a stream that was left; worth doing once and copying."""
     data_dir.mkdir(mode=0o700, exist_ok=True)
     manage(data_dir, "migrate", "--noinput", "-v", "0", **variables)
-    manage(data_dir, "shell", "-v", "0", "-c", _MAKE_USERS, **variables)
+    manage(data_dir, "shell", "-v", "0", "-c", _MAKE_USERS + _LEAVE_A_STREAM, **variables)
 
 
 def stream_entry(spec: StreamSpec) -> dict[str, object]:

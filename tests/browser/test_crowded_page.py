@@ -18,7 +18,7 @@ from kvportal.records import ReplicaView
 from kvportal.trends import Totals, Trends
 from routing.instances.model import HealthState
 from streams.status import Fault, StreamState, StreamStatus
-from tests.admin.values import NOW, lost, spec, status
+from tests.admin.values import GAP, NOW, lost, spec, status
 from tests.browser.conftest import LONG_NAME
 from tests.browser.portal import ADMIN
 from tests.browser.test_layout import SCHEMES, WIDTHS, violations
@@ -42,8 +42,15 @@ def statuses() -> tuple[StreamStatus, ...]:
     )
 
 
-def crowded_state() -> dict[str, Any]:
-    now_statuses = statuses()
+def all_lost() -> tuple[StreamStatus, ...]:
+    """Every stream for one cause, which each puts into words of its own."""
+    return tuple(
+        lost(number, since=NOW - number, error=Fault("connect_failed", f"nothing listens on port {number}"))
+        for number in range(1, 129)
+    )
+
+
+def crowded_state(now_statuses: tuple[StreamStatus, ...]) -> dict[str, Any]:
     trends = Trends()
     for second in range(-20, 1):
         trends.observe(NOW + second, now_statuses, Totals(queries=7 * second, decisions=200 * second))
@@ -68,9 +75,10 @@ def crowded_state() -> dict[str, Any]:
     return {"type": "state", "version": 1, "now": NOW, "series": trends.series(), **build(picture)}
 
 
-def test_crowded_page_fits_and_stays_readable(visit: Callable[..., Page]) -> None:
+def show(visit: Callable[..., Page], state: dict[str, Any]) -> Page:
+    """The Operations page with that state and no other."""
     page = visit("/admin/streams/stream/explorer/", user=ADMIN)
-    text = json.dumps(crowded_state())
+    text = json.dumps(state)
 
     def feed(socket: WebSocketRoute) -> None:
         socket.on_message(lambda _: None)
@@ -78,9 +86,40 @@ def test_crowded_page_fits_and_stays_readable(visit: Callable[..., Page]) -> Non
 
     page.route_web_socket("**/ws/ops/", feed)
     page.get_by_role("link", name="Operations", exact=True).click()
+    return page
+
+
+def test_one_cause_reads_as_one_however_many_it_concerns(visit: Callable[..., Page]) -> None:
+    state = crowded_state(all_lost())
+    state["instances"] = []
+    page = show(visit, state)
+    expect(page.locator(".ops-verdict-title")).to_have_text("128 of 128 streams are not synchronized")
+    lines = page.locator("#ops-verdict li")
+    expect(lines).to_have_count(1)
+    expect(lines).to_contain_text("All 128 streams, the first out of sync for 2 min")
+    expect(lines).to_contain_text(
+        "10.0.0.128:8000/dp0, 10.0.0.127:8000/dp0, 10.0.0.126:8000/dp0 and 125 more"
+    )
+    expect(lines).to_contain_text("For example 10.0.0.128:8000/dp0: nothing listens on port 128")
+    expect(lines).to_contain_text("Check that the engine runs")
+
+
+def test_crowded_page_fits_and_stays_readable(visit: Callable[..., Page]) -> None:
+    page = show(visit, crowded_state(statuses()))
     expect(page.locator("#ops-table [data-stream]")).to_have_count(128)
     expect(page.locator(".ops-verdict-title")).to_have_text("11 of 128 streams are not synchronized")
-    expect(page.locator(".ops-verdict-more")).to_have_text("and 8 more in the table below")
+    # One line for each cause, however many streams it concerns.
+    lines = page.locator("#ops-verdict li")
+    expect(lines).to_have_count(5)
+    expect(lines.nth(0)).to_contain_text(LONG_NAME)
+    expect(lines.nth(1)).to_contain_text("10 streams, the first out of sync for 14 s")
+    expect(lines.nth(1)).to_contain_text(
+        "10.0.0.14:8000/dp0, 10.0.0.13:8000/dp0, 10.0.0.12:8000/dp0 and 7 more" + GAP.sentence
+    )
+    expect(lines.nth(2)).to_contain_text(f"{LONG_NAME}/dp0 out of sync for 1 d 1 h")
+    expect(lines.nth(3)).to_contain_text("10.0.0.4:8000/dp0")
+    expect(lines.nth(4)).to_contain_text("warning")
+    expect(page.locator(".ops-verdict-more")).to_have_count(0)
     first = page.locator("#ops-table [data-stream]").first
     expect(first).to_have_attribute("data-stream", f"{LONG_NAME}/dp0")
     expect(first).to_contain_text(LONG_SENTENCE)

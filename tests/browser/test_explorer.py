@@ -74,3 +74,15 @@ def test_explorer_is_kind_to_text_and_to_nothing(visit: Visit) -> None:
     expect(answer).to_contain_text("shorter than one block")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator("textarea")).to_be_focused()
+
+
+def test_recorded_prompt_of_a_decision_is_looked_up(visit: Visit, site: Site) -> None:
+    prompt = list(range(7, 307))
+    decision = site.portal.call("POST", "routing/select", {"token_ids": prompt})["decision_id"]
+    page = visit(f"/admin/routing/decision/find/?id={decision}", user=VIEWER)
+    link = page.get_by_role("link", name="Look up its prompt in the prefix explorer")
+    # It is offered once it is in the database.
+    wait_until(lambda: link.count() or not page.reload(), interval=0.2)
+    link.click()
+    expect(page.locator("#explorer-answer h2").first).to_contain_text("300 tokens in 4 streams")
+    expect(page.locator("textarea")).to_have_value(", ".join(map(str, prompt)))

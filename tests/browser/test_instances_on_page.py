@@ -52,6 +52,21 @@ def test_instances_and_decisions_appear_as_they_happen(
         register(portal, "127.0.0.1:20000")
         expect(other).not_to_contain_text("Not followed", timeout=SOON_MS)
     expect(other).to_contain_text("1 of 1")
+    # Its stream's page tells when that is over, and what was known stays.
+    page.get_by_role("link", name="127.0.0.1:20000/dp0").click()
+    absent, charts = page.locator("#ops-absent"), page.locator("#ops-charts")
+    expect(page.locator("#ops-resync")).to_be_enabled(timeout=SOON_MS)
+    expect(absent).to_be_hidden()
+    register(portal, "127.0.0.1:20000", type=2)
+    expect(absent).to_contain_text("The portal does not follow this stream any more", timeout=SOON_MS)
+    expect(page.locator("#ops-state")).to_have_text("no longer followed")
+    expect(page.locator("#ops-resync")).to_be_hidden()
+    page.reload()
+    expect(absent).to_contain_text("Last followed on", timeout=SOON_MS)
+    expect(charts).to_be_hidden()
+    register(portal, "127.0.0.1:20000")
+    expect(absent).to_be_hidden(timeout=SOON_MS)
+    expect(charts).to_be_visible()
 
 
 def test_etcd_that_is_away_is_a_banner_until_it_is_back(

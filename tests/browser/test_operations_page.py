@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Site, Stopwatch, Tabs, specs_of
+from tests.browser.conftest import Site, Stopwatch, Tabs, instance_name, specs_of
 from tests.browser.portal import ADMIN, BARE, OPERATOR, VIEWER, Portal
+from tests.browser.test_layout import violations
 from tests.support.waiting import wait_until
 
 Visit = Callable[..., Page]
@@ -127,6 +131,65 @@ def test_stream_page_shows_facts_charts_and_history(visit: Visit, site: Site) ->
     expect(page.locator("#ops-resync")).to_have_count(0)
 
 
+def test_stream_page_adds_what_happens_to_its_history(visit: Visit, site: Site) -> None:
+    page = visit(f"/admin/streams/stream/find/?instance={instance_name(1)}&rank=0", user=VIEWER)
+    expect(page.locator("#ops-state")).to_have_text("synchronized", timeout=SOON_MS)
+    lost = page.locator(".ops-log tr", has=page.locator(".kv-badge-bad"), has_text="sequence_gap")
+    before = lost.count()
+    counted = page.locator(
+        "#ops-counters div", has=page.locator("dt", has_text=re.compile("^gaps$"))
+    ).locator("dd")
+    gaps_counted = int(counted.inner_text())
+    site.engines[1].skip_sequence(3)
+    expect(lost).to_have_count(before + 1, timeout=SOON_MS)
+    newest = page.locator(".ops-log tbody tr").first
+    expect(newest).to_contain_text("synchronized", timeout=SOON_MS)
+    expect(newest).to_contain_text("snapshot at watermark")
+    expect(counted).to_have_text(str(gaps_counted + 1), timeout=SOON_MS)
+    shown = page.locator(".ops-log tbody tr").evaluate_all(
+        "rows => rows.map(row => Number(row.dataset.change))"
+    )
+    assert shown == sorted(set(shown), reverse=True), "each once, newest first"
+
+
+WRITTEN = """
+window.written = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const width = this.measureText(text).width;
+  if (/^\\d\\d:\\d\\d/.test(text)) window.written.push([text, x - width / 2, x + width / 2]);
+  return write.apply(this, arguments);
+};
+"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_times_below_the_charts_do_not_crowd_in_the_first_minute(
+    visit: Visit, site: Site, width: int
+) -> None:
+    page = visit("/admin/", user=VIEWER, viewport={"width": width, "height": 900})
+    page.add_init_script(WRITTEN)
+    now = int(time.time())
+    points = {
+        "at": [now - 10, now - 5, now],
+        **{name: [1, 2, 3] for name in ("device", "host", "events", "lag")},
+    }
+    page.route("**/series/", lambda route: route.fulfill(json={"series": points}))
+    page.goto(f"{site.base}/admin/streams/stream/find/?instance={instance_name(0)}&rank=0")
+    expect(page.locator("#ops-chart-lag canvas")).to_be_visible(timeout=SOON_MS)
+    wait_until(lambda: page.evaluate("written.length"), 15, "no time is written below a chart")
+    drawings: list[list[list[Any]]] = []
+    for label in page.evaluate("written"):
+        # A drawing goes from left to right.
+        if not drawings or label[1] <= drawings[-1][-1][1]:
+            drawings.append([])
+        drawings[-1].append(label)
+    assert max(len(drawing) for drawing in drawings) > 1
+    for drawing in drawings:
+        for left, right in pairwise(drawing):
+            assert right[1] - left[2] >= 8, f"{left[0]} and {right[0]} touch"
+
+
 # ---- resync
 
 
@@ -169,7 +232,7 @@ def test_resync_of_a_selection_with_drop_says_so_before_it_happens(visit: Visit,
     page.goto(f"{site.base}/admin/streams/resyncrequest/")
     newest = page.locator("#result_list tbody tr").first
     expect(newest).to_contain_text(site.name(2))
-    expect(newest.locator('img[alt="True"]')).to_be_visible()
+    expect(newest.locator(".field-dropped")).to_have_text("yes")
     wait_for_streams(visit(user=VIEWER))
 
 
@@ -184,7 +247,7 @@ def test_resync_that_cannot_succeed_is_reported(visit: Visit, site: Site) -> Non
     with silent_snapshots(site, 1):
         row(page, site.name(1)).get_by_role("button", name="Force resync").click()
         page.get_by_role("dialog").get_by_role("button", name="Force resync").click()
-        expect(page.locator(".ops-toast")).to_contain_text("0 of 1 stream have", timeout=SOON_MS)
+        expect(page.locator(".ops-toast")).to_contain_text("0 of 1 stream has", timeout=SOON_MS)
         page.evaluate("window.ahead = 60000")
         expect(page.locator(".ops-toast")).to_contain_text("only 0 of 1 stream", timeout=SOON_MS)
     page.get_by_role("button", name="Dismiss").click()
@@ -260,6 +323,15 @@ def test_resync_works_with_the_keyboard_alone(visit: Visit, site: Site) -> None:
 # ---- connection
 
 
+COLOUR_OF = """name => {
+  const probe = document.body.appendChild(document.createElement("span"));
+  probe.style.color = `var(${name})`;
+  const colour = getComputedStyle(probe).color;
+  probe.remove();
+  return colour;
+}"""
+
+
 @pytest.fixture
 def own_portal(site: Site, make_portal: Callable[..., Portal]) -> Portal:
     return make_portal(specs_of(site.engines))
@@ -276,8 +348,17 @@ def test_lost_connection_is_shown_and_comes_back_by_itself(own_portal: Portal, t
     expect(lost).to_contain_text("The connection to the portal is lost", timeout=SOON_MS)
     expect(lost).to_contain_text("last state received")
     expect(page.locator("#ops-connection")).to_have_text("not connected")
+    # The headline does not claim any more what was true then.
+    stale, verdict = page.locator("#ops-stale"), page.locator("#ops-verdict")
+    quiet = page.evaluate(COLOUR_OF, "--kv-off")
+    expect(stale).to_contain_text(re.compile(r"Last known, at \d\d:\d\d:\d\d UTC, \d+ s ago:"))
+    expect(verdict).to_have_css("border-left-color", quiet)
+    expect(page.locator(".ops-verdict-title")).to_have_css("font-weight", "400")
+    assert violations(page) == []
     own_portal.start()
     expect(lost).to_be_hidden(timeout=30_000)
+    expect(stale).to_be_hidden()
+    expect(verdict).to_have_css("border-left-color", page.evaluate(COLOUR_OF, "--kv-good"))
     expect(page.locator("#ops-connection")).to_have_text("live")
     wait_for_streams(page)
     # A session that has ended is told apart from a connection that is lost.

@@ -67,6 +67,8 @@ const SECONDS = 600;
 const LEAST_SECONDS = 60;
 /** The last ten minutes; a history that is shorter than a minute stays at the right edge. */
 const lastMinutes = (u, min, max) => [Math.max(max - SECONDS, Math.min(min, max - LEAST_SECONDS)), max];
+/** Pixels between two times on an axis: as wide as `00:00:00` and a gap. */
+const LABEL_SPACE = 84;
 /** The same clock as everywhere else on the page. */
 const tzDate = (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC");
 
@@ -106,7 +108,7 @@ export function timeChart(host, lines, { unit = String } = {}) {
       tzDate,
       cursor: { drag: { x: false, y: false }, points: { size: 6 } },
       legend: { show: false },
-      axes: [{ ...axis, size: 28, values: (u, ticks, axisIndex, space, step) => ticks.map((at) => clock(at).slice(0, step < 60 ? 8 : 5)) }, { ...axis, size: 64, values: (u, ticks) => ticks.map(unit) }],
+      axes: [{ ...axis, size: 28, space: LABEL_SPACE, values: (u, ticks, axisIndex, space, step) => ticks.map((at) => clock(at).slice(0, step < 60 ? 8 : 5)) }, { ...axis, size: 64, values: (u, ticks) => ticks.map(unit) }],
       scales: { x: { time: true, range: lastMinutes }, y: { range: flatSafe } },
       series: [
         {},

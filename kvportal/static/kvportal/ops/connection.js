@@ -1,6 +1,6 @@
 // What every live page shows about its connection: the badge, and the banner while it is lost.
 
-import { h, redraw, setHidden } from "./dom.js";
+import { h, redraw, setHidden, setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import * as format from "./format.js";
 
@@ -8,15 +8,16 @@ import * as format from "./format.js";
 export function openFeed(root, { onState, onTick }) {
   const badge = document.getElementById("ops-connection");
   const lost = document.getElementById("ops-lost");
+  const retry = document.getElementById("ops-retry");
+  const stale = document.getElementById("ops-stale");
   let drawn = false;
+  let drawnAt = 0; // of the last state, by the server's clock
   let failures = 0;
   let signedOut = false;
 
   const lostText = () => [
     h("strong", {}, drawn ? "The connection to the portal is lost" : "The portal does not answer"),
-    drawn ? "What you see is the last state received. " : "There is no state to show yet. ",
-    h("span", { id: "ops-retry" }), " ",
-    h("button", { type: "button", class: "kv-button", onclick: () => feed.retry() }, "Try now"),
+    drawn ? `What you see is the last state received, at ${format.clock(drawnAt)} UTC.` : "There is no state to show yet.",
   ];
   const refusedText = () => [
     h("strong", {}, "You are signed out, or may not view streams any more"),
@@ -29,10 +30,19 @@ export function openFeed(root, { onState, onTick }) {
       const response = await fetch(location.href, { redirect: "manual" });
       if (response.type !== "opaqueredirect") return;
       signedOut = true;
-      redraw(lost, "refused", refusedText);
+      redraw(lost.firstElementChild, "refused", refusedText);
+      setHidden(retry, true);
     } catch {
       // The portal is away: the banner says so already.
     }
+  }
+
+  /** What is shown reads as what was last known, with its age, from the moment at which it may be wrong. */
+  function showAge() {
+    const old = drawn && !feed.status.connected;
+    root.toggleAttribute("data-stale", old);
+    setHidden(stale, !old);
+    if (old) setText(stale, `Last known, at ${format.clock(drawnAt)} UTC, ${format.ago(drawnAt, feed.now())}:`);
   }
 
   function onStatus(status) {
@@ -43,8 +53,10 @@ export function openFeed(root, { onState, onTick }) {
       ? h("span", { class: "kv-badge kv-badge-good" }, "live")
       : h("span", { class: "kv-badge kv-badge-bad" }, "not connected")));
     setHidden(lost, status.connected);
+    showAge();
     if (status.connected) return;
-    redraw(lost, signedOut ? "refused" : "lost", signedOut ? refusedText : lostText);
+    redraw(lost.firstElementChild, signedOut ? "refused" : `lost ${drawnAt}`, signedOut ? refusedText : lostText);
+    setHidden(retry, signedOut);
     if (failures >= 2) checkSession();
   }
 
@@ -52,17 +64,21 @@ export function openFeed(root, { onState, onTick }) {
     onStatus,
     onState: (state) => {
       drawn = true;
+      drawnAt = state.now;
       root.dataset.version = state.version;
       onState(state);
     },
   });
 
+  retry.lastElementChild.addEventListener("click", () => feed.retry());
   setInterval(() => {
-    if (feed.status.connected) onTick(feed.now());
-    const retry = document.getElementById("ops-retry");
-    if (!retry || !feed.status.retryAt) return;
+    if (feed.status.connected) {
+      onTick(feed.now());
+      return;
+    }
+    showAge();
     const left = Math.max(0, Math.ceil((feed.status.retryAt - Date.now()) / 1000));
-    retry.textContent = left ? `Trying again in ${format.duration(left)}.` : "Trying again \u2026";
+    setText(retry.firstElementChild, left ? `Trying again in ${format.duration(left)}.` : "Trying again \u2026");
   }, 1000);
   return feed;
 }

@@ -2,6 +2,7 @@
 
 import { badge, h } from "./dom.js";
 import * as format from "./format.js";
+import { dress } from "../tables.js";
 
 const TIERS = {
   D: { name: "device", kind: "device" },
@@ -28,26 +29,53 @@ text.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) lookUp();
 });
 
-async function lookUp() {
+/** The JSON of an answer; an Error with a sentence for people otherwise. */
+async function ask(url, options) {
+  let response;
+  try {
+    response = await fetch(url, options);
+  } catch {
+    throw new Error("The portal does not answer. Try again.");
+  }
+  const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
+  if (response.redirected || !isJson) throw new Error("The portal did not answer as expected. Reload the page, sign in again if asked, and retry.");
+  const found = await response.json();
+  if (found.error) throw new Error(found.error);
+  return found;
+}
+
+/** Show what `work` finds, unless something else was asked meanwhile; its failure as a banner. */
+async function show(waiting, work) {
   const turn = (asked += 1);
-  answer.replaceChildren(h("p", { class: "ops-empty" }, "Looking up …"));
+  answer.replaceChildren(h("p", { class: "ops-empty" }, waiting));
   let shown;
   try {
-    const response = await fetch(form.dataset.url, {
-      method: "POST",
-      headers: { "Content-Type": "text/plain", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
-      body: text.value,
-    });
-    const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
-    if (response.redirected || !isJson) throw new Error("The portal did not answer as expected. Reload the page, sign in again if asked, and retry.");
-    const found = await response.json();
-    if (found.error) throw new Error(found.error);
-    shown = result(found);
+    shown = await work();
   } catch (error) {
-    const reason = error instanceof TypeError ? "The portal does not answer. Try again." : error.message;
-    shown = [h("div", { class: "kv-banner kv-banner-warning" }, h("strong", {}, "Not looked up"), reason)];
+    shown = [h("div", { class: "kv-banner kv-banner-warning" }, h("strong", {}, "Not looked up"), error.message)];
   }
-  if (turn === asked) answer.replaceChildren(...shown);
+  if (turn !== asked) return;
+  answer.replaceChildren(...shown);
+  dress(answer);
+}
+
+async function found() {
+  return result(await ask(form.dataset.url, {
+    method: "POST",
+    headers: { "Content-Type": "text/plain", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
+    body: text.value,
+  }));
+}
+
+const lookUp = () => show("Looking up …", found);
+
+/** The recorded prompt of a decision whose page sent the reader here. */
+function lookUpDecision(id) {
+  show("Fetching the recorded prompt …", async () => {
+    const { token_ids: tokens } = await ask(`${form.dataset.promptUrl}?id=${encodeURIComponent(id)}`);
+    text.value = tokens.join(", ");
+    return found();
+  });
 }
 
 function result(found) {
@@ -62,7 +90,7 @@ function result(found) {
       : h("p", { class: "ops-empty" }, "No stream is followed, so nothing can be held anywhere."),
   ];
   if (found.routing) {
-    const routing = h("section", { class: "ops-section explorer-routing", tabindex: "0", "aria-label": "What CAR would choose" });
+    const routing = h("section", { class: "ops-section explorer-routing kv-scroll", "aria-label": "What CAR would choose" });
     routing.innerHTML = found.routing; // our own template, every value escaped there
     parts.push(h("div", { class: "ops-section-head" }, h("h2", {}, "What CAR would choose now")), routing);
   }
@@ -127,3 +155,6 @@ function sentence(runs) {
     return words;
   }).join(", ");
 }
+
+const decision = new URLSearchParams(location.search).get("decision");
+if (decision && form.dataset.promptUrl) lookUpDecision(decision);

@@ -5,7 +5,8 @@ import { openFeed } from "./connection.js";
 import { setHidden } from "./dom.js";
 import { Resync } from "./resync.js";
 import { Streams } from "./streams.js";
-import { Verdict, decisionTable, instanceTable, replicaTable, showBanners } from "./sections.js";
+import { decisionTable, instanceTable, replicaTable, showBanners } from "./sections.js";
+import { Verdict } from "./verdict.js";
 
 const root = document.getElementById("ops");
 const find = (id) => document.getElementById(`ops-${id}`);

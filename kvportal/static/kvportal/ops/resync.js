@@ -26,12 +26,12 @@ export class Resync {
     const names = streams.map(format.streamName);
     const drop = h("input", { type: "checkbox", name: "drop" });
     const confirm = h("button", { type: "submit", class: "kv-button kv-primary" }, "Force resync");
-    const title = streams.length === 1 ? "Force resync of this stream?" : `Force resync of ${streams.length} streams?`;
+    const title = streams.length === 1 ? "Force resync of this stream?" : `Force resync of ${format.plural(streams.length, "stream")}?`;
     const more = names.length - SHOWN_NAMES;
     const dialog = h("dialog", { class: "ops-dialog", "aria-labelledby": "ops-dialog-title" },
       h("form", { method: "dialog", onsubmit: () => this.#order(streams, drop.checked) },
         h("h2", { id: "ops-dialog-title" }, title),
-        h("p", { class: "ops-mono" }, names.slice(0, SHOWN_NAMES).join(", "), more > 0 ? ` and ${more} more` : ""),
+        h("p", { class: "ops-mono" }, names.slice(0, SHOWN_NAMES).join(", "), more > 0 ? ` and ${format.count(more)} more` : ""),
         h("p", {}, "Every replica asks the engine for a fresh snapshot. Until it is there, the index answers from what it holds."),
         h("label", { class: "kv-choice" }, drop,
           h("span", {}, "Drop what the index holds first",
@@ -53,6 +53,7 @@ export class Resync {
     const targets = streams.map((stream) => ({ instance_name: stream.instance, dp_rank: stream.rank }));
     const toast = this.#toast("busy", `Ordering the resync of ${format.plural(streams.length, "stream")} …`);
     const before = new Map(streams.map((stream) => [format.streamName(stream), stream.snapshot?.at ?? 0]));
+    let leftOut;
     try {
       const response = await fetch(this.#urls.resync, {
         method: "POST",
@@ -61,12 +62,17 @@ export class Resync {
       });
       if (response.redirected) throw new Error("Your session has ended. Reload the page to sign in again.");
       const isJson = response.headers.get("Content-Type")?.startsWith("application/json");
-      if (!response.ok) throw new Error(isJson ? (await response.json()).error : refusal(response.status));
+      if (!isJson) throw new Error(refusal(response.status));
+      const answer = await response.json();
+      if (!response.ok) throw new Error(answer.error);
+      leftOut = answer.left_out;
     } catch (error) {
       const text = error instanceof TypeError ? "The portal does not answer. Nothing was ordered; try again." : error.message;
       this.#finish(toast, "bad", text);
       return;
     }
+    for (const name of leftOut) before.delete(name);
+    if (leftOut.length) this.#finish(this.#toast("bad", ""), "bad", `No longer followed, and left out: ${leftOut.join(", ")}.`);
     const pending = { toast, before, drop, deadline: performance.now() + GIVE_UP_SECONDS * 1000 };
     this.#pending.push(pending);
     this.#progress(pending);
@@ -83,7 +89,7 @@ export class Resync {
       const at = before.get(format.streamName(stream));
       return at !== undefined && stream.state === "synchronized" && (stream.snapshot?.at ?? 0) > at;
     }).length;
-    const told = `${done} of ${format.plural(before.size, "stream")} ${done === 1 ? "has" : "have"} a new snapshot`;
+    const told = `${format.count(done)} of ${format.plural(before.size, "stream")} ${done === 1 || before.size === 1 ? "has" : "have"} a new snapshot`;
     if (done === before.size) {
       this.#forget(pending);
       this.#finish(toast, "good", `Resync done: ${told}.`);
@@ -112,7 +118,7 @@ export class Resync {
       setTimeout(() => toast.remove(), TOAST_MS);
       return;
     }
-    toast.append(" ", h("a", { href: this.#urls.audit }, "Audit"), " ",
+    toast.append(" ", h("a", { href: this.#urls.audit }, "Resyncs"), " ",
       h("button", { type: "button", class: "kv-button", onclick: () => toast.remove() }, "Dismiss"));
   }
 }

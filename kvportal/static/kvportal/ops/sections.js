@@ -1,10 +1,7 @@
-// Everything on the page beside the cards and the table of streams.
+// Banners and the plain tables of the Operations page.
 
-import { arrange, badge, h, redraw, setAttribute, setHidden, setText } from "./dom.js";
+import { arrange, badge, h, redraw, setHidden } from "./dom.js";
 import * as format from "./format.js";
-import { messagesOf, severity, sinceText, toneOf } from "./streams.js";
-
-const SHOWN_PROBLEMS = 5;
 
 // ---- banners
 
@@ -14,83 +11,6 @@ export function showBanners(root, banners) {
   redraw(root, JSON.stringify(banners), () => banners.map((banner) =>
     h("div", { class: `kv-banner kv-banner-${LEVELS[banner.level] ?? "info"}`, "data-code": banner.code },
       h("strong", {}, banner.title), banner.text)));
-}
-
-// ---- verdict
-
-export class Verdict {
-  #root;
-  #signature = "";
-  #times = [];
-
-  constructor(root) {
-    this.#root = root;
-  }
-
-  update(state) {
-    const bad = state.streams.filter((stream) => stream.state !== "synchronized");
-    const warned = state.streams.filter((stream) => stream.state === "synchronized" && stream.warning);
-    const troubled = (state.instances ?? []).filter(isTroubled);
-    const signature = JSON.stringify([troubled.map((one) => [one.name, one.state, one.reason, one.excluded]), state.streams.length, [...bad, ...warned].map((stream) => [stream.instance, stream.rank, stream.state, stream.since, stream.error, stream.warning, stream.advice])]);
-    if (signature !== this.#signature) {
-      this.#signature = signature;
-      this.#draw(state.streams.length, bad, warned, troubled);
-    }
-    this.tick(state.now);
-  }
-
-  #draw(all, bad, warned, troubled) {
-    this.#times = [];
-    const failing = bad.filter((stream) => severity(stream) === 0);
-    const tone = failing.length || troubled.length ? "bad" : all === 0 ? "off" : bad.length ? "busy" : "good";
-    setAttribute(this.#root, "data-tone", tone);
-    const listed = [...failing.sort((a, b) => a.since - b.since), ...bad.filter((s) => !failing.includes(s)), ...warned];
-    this.#root.replaceChildren(h("p", { class: "ops-verdict-title" }, title(all, bad, failing, warned, troubled)));
-    if (troubled.length) this.#root.append(h("ul", { class: "ops-verdict-list" }, ...troubled.slice(0, SHOWN_PROBLEMS).map(instanceProblem)));
-    if (!listed.length) return;
-    this.#root.append(h("ul", { class: "ops-verdict-list" }, ...listed.slice(0, SHOWN_PROBLEMS).map((stream) => this.#problem(stream))));
-    const more = listed.length - SHOWN_PROBLEMS;
-    if (more > 0) this.#root.append(h("p", { class: "ops-verdict-more" }, `and ${more} more in the table below`));
-  }
-
-  #problem(stream) {
-    const since = h("span", { class: "ops-since" });
-    this.#times.push([since, stream]);
-    const [message] = messagesOf(stream);
-    const state = stream.state === "synchronized" ? h("span", { class: "kv-badge kv-badge-warn" }, "warning") : badge(stream.state, toneOf(stream));
-    return h("li", {}, state,
-      h("span", {}, h("strong", {}, format.streamName(stream)), " ", since),
-      h("span", { class: "ops-why" }, message?.[2] ?? "", stream.advice ? h("span", { class: "ops-sub" }, stream.advice) : null));
-  }
-
-  tick(now) {
-    for (const [node, stream] of this.#times) setText(node, sinceText(stream, now));
-  }
-}
-
-/** Instances that take no part although they should: roles and other backends are left out on purpose. */
-function isTroubled(instance) {
-  return instance.state !== "ACTIVE" || (instance.excluded && !["role", "backend"].includes(instance.excluded.code));
-}
-
-function instanceProblem(instance) {
-  const state = instance.state === "ACTIVE" ? h("span", { class: "kv-badge kv-badge-warn" }, "left out") : badge(instance.state);
-  return h("li", {}, state,
-    h("span", {}, h("strong", {}, instance.name)),
-    h("span", { class: "ops-why" }, instance.excluded?.message ?? instance.reason ?? "",
-      instance.hint ? h("span", { class: "ops-sub" }, instance.hint) : null));
-}
-
-function title(all, bad, failing, warned, troubled) {
-  const also = troubled.length ? `, but ${format.plural(troubled.length, "instance")} ${troubled.length === 1 ? "needs" : "need"} attention` : "";
-  if (all === 0) return `No stream is followed${also}`;
-  if (!bad.length) {
-    const fine = (all === 1 ? "The stream is synchronized" : `All ${format.count(all)} streams are synchronized`) + also;
-    return warned.length ? `${fine}, ${format.count(warned.length)} with a warning` : fine;
-  }
-  const verb = (failing.length || bad.length) === 1 ? "is" : "are";
-  const rest = failing.length ? "not synchronized" : "still synchronizing";
-  return `${format.count(failing.length || bad.length)} of ${format.plural(all, "stream")} ${verb} ${rest}`;
 }
 
 // ---- plain tables: replicas, instances, decisions
@@ -225,7 +145,7 @@ export function decisionTable(section) {
       { label: "Prefill", cell: (decision) => (decision.prefill ? decision.prefill : h("span", { class: "kv-badge kv-badge-bad" }, "no candidates")) },
       { label: "Decode", cell: (decision) => decision.decode ?? format.EMPTY },
       { label: "Score", numeric: true, cell: (decision) => (decision.score === null ? format.EMPTY : decision.score.toFixed(3)) },
-      { label: "Cache part + queue part", cell: (decision) => (decision.cache_part === null ? format.EMPTY : `${decision.cache_part.toFixed(3)} + ${(decision.queue_part ?? 0).toFixed(3)}`) },
+      { label: "Cache part + queue part", numeric: true, cell: (decision) => (decision.cache_part === null ? format.EMPTY : `${decision.cache_part.toFixed(3)} + ${(decision.queue_part ?? 0).toFixed(3)}`) },
       { label: "Tokens hit", numeric: true, cell: (decision) => [
         `${format.count(decision.hit_tokens)} of ${format.count(decision.tokens)}`,
         decision.cached_tokens === null ? null : sub(`engine found ${format.count(decision.cached_tokens)}`)] },

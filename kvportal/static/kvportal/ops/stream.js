@@ -4,6 +4,7 @@ import { timeChart } from "./charts.js";
 import { openFeed } from "./connection.js";
 import { badge, h, redraw, setAttribute, setHidden, setText } from "./dom.js";
 import * as format from "./format.js";
+import { ChangeLog } from "./history.js";
 import { Resync } from "./resync.js";
 import { messagesOf, severity, toneOf } from "./streams.js";
 
@@ -26,6 +27,13 @@ const resync = new Resync(
   find("toasts"),
   root.querySelector("[name=csrfmiddlewaretoken]").value,
 );
+const changes = new ChangeLog(root.dataset.changesUrl, {
+  log: find("log"),
+  body: find("log").querySelector("tbody"),
+  empty: find("log-empty"),
+  counters: find("counters").querySelector("dl"),
+  countedAt: find("counters-at"),
+});
 let current = null;
 let series = null;
 find("resync")?.addEventListener("click", () => resync.ask([current]));
@@ -91,14 +99,20 @@ function drawFacts(now) {
 function onState(state) {
   current = state.streams.find(isOurs) ?? null;
   setHidden(find("absent"), current !== null);
+  setHidden(find("charts"), current === null && !series?.at.length);
+  if (current) setHidden(find("counters"), false);
   const button = find("resync");
-  if (button) button.disabled = current === null;
-  const [text, tone] = current ? [current.state, toneOf(current)] : ["not followed"];
+  if (button) {
+    button.disabled = current === null;
+    setHidden(button, current === null);
+  }
+  const [text, tone] = current ? [current.state, toneOf(current)] : ["no longer followed"];
   redraw(find("state"), `${text} ${tone}`, () => badge(text, tone));
   const messages = current ? messagesOf(current) : [];
   redraw(find("messages"), JSON.stringify(messages), () => messages.map(([kind, label, text]) =>
     h("p", { class: `ops-message ops-message-${kind}` }, h("b", {}, label), ` ${text}`)));
   resync.update(state);
+  changes.update(current);
   if (!current) return;
   drawFacts(state.now);
   append(current, state.now);

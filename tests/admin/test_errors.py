@@ -1,0 +1,67 @@
+"""What browsers get where there is no page: themed, and never in place of JSON."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.http import HttpResponseServerError
+from django.test import Client, RequestFactory
+from django.views.defaults import bad_request, server_error
+
+from kvportal.urls import LOGO
+from tests.admin.test_pages import signed_in
+
+
+def assert_themed(answer: Any, status: int, words: str) -> None:
+    page = answer.content.decode()
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"].startswith("text/html")
+    assert words in page
+    assert "kvportal/kvportal.css" in page
+    assert "dark_mode.css" in page
+    assert 'href="/admin/"' in page
+
+
+def test_unknown_page_is_themed_and_asks_no_database() -> None:
+    # Without a mark for it, asking the database would fail.
+    assert_themed(Client().get("/nothing/here/"), 404, "There is no such page")
+
+
+@pytest.mark.django_db
+def test_pages_in_the_admin_fail_in_the_same_clothes() -> None:
+    assert_themed(signed_in(superuser=True).get("/admin/nothing/"), 404, "There is no such page")
+    assert_themed(signed_in_again("bo").get("/admin/streams/stream/"), 403, "Your account may not see this")
+    strict = Client(enforce_csrf_checks=True)
+    assert_themed(strict.post("/admin/login/", {"username": "x"}), 403, "The form was not accepted")
+
+
+def signed_in_again(name: str) -> Client:
+    client = Client()
+    client.force_login(User.objects.create(username=name, is_staff=True))
+    return client
+
+
+def test_failures_are_themed() -> None:
+    request = RequestFactory().get("/admin/")
+    answer = server_error(request)
+    assert isinstance(answer, HttpResponseServerError)
+    assert_themed(answer, 500, "The portal failed")
+    assert_themed(bad_request(request, ValueError()), 400, "KVPORTAL_ALLOWED_HOSTS")
+
+
+def test_favicon_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        answer = Client().get("/favicon.ico")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "image/svg+xml"
+    assert "max-age" in answer.headers["Cache-Control"]
+    assert answer.content == LOGO.read_bytes()
+    assert caplog.records == []
+
+
+def test_api_answers_json_where_there_is_nothing() -> None:
+    answer = Client().get("/v1/nothing", headers={"accept": "text/html"})
+    assert answer.headers["Content-Type"] == "application/json"
