@@ -14,12 +14,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from importlib import import_module
 from typing import Any
 
 from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
-from django.contrib.auth import get_user_model
+from django.conf import settings
+from django.contrib.auth import get_user
 from django.db import Error
+from django.http import HttpRequest
 
 from kvportal import live
 from kvportal.live import Subscriber
@@ -40,11 +43,11 @@ def may_watch(user: Any) -> bool:
 
 
 def still_may_watch(scope: dict[str, Any]) -> bool:
-    """The same question again, asked of the database: neither session nor user are cached."""
-    session, user = scope["session"], scope["user"]
-    if not session.exists(session.session_key):
-        return False
-    return may_watch(get_user_model().objects.filter(pk=user.pk).first())
+    """The same question again, asked of the database as a request would: a session that has expired, or
+    was signed in with a password that is none any more, belongs to nobody."""
+    request = HttpRequest()
+    request.session = import_module(settings.SESSION_ENGINE).SessionStore(scope["session"].session_key)
+    return may_watch(get_user(request))
 
 
 class Client(Subscriber):
@@ -65,10 +68,18 @@ class Client(Subscriber):
 class OperationsConsumer(AsyncWebsocketConsumer):
     """One open page, or another client of a person's session."""
 
+    channel_layer_alias = "none"
+    """Nothing comes to a page over a channel layer, and one that is down must not take the page with it."""
     recheck_seconds = RECHECK_SECONDS
     _live: live.Live | None = None
     _subscriber: Client | None = None
     _recheck: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()  # also after a mistake of ours, or when the server gives the connection up
 
     async def connect(self) -> None:
         if not await database_sync_to_async(may_watch)(self.scope.get("user")):
@@ -84,7 +95,7 @@ class OperationsConsumer(AsyncWebsocketConsumer):
         await self._offer_full()
         self._recheck = asyncio.create_task(self._keep_checking())
 
-    async def disconnect(self, code: int) -> None:
+    def _leave(self) -> None:
         if self._recheck is not None:
             self._recheck.cancel()
         if self._live is not None and self._subscriber is not None:
@@ -127,6 +138,6 @@ def _parse(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         message = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None

@@ -62,13 +62,7 @@ TEMPLATES = [
 DATABASES = {"default": SITE.database}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-CHANNEL_LAYERS = {
-    "default": (
-        {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [SITE.redis_url]}}
-        if SITE.redis_url
-        else {"BACKEND": "channels.layers.InMemoryChannelLayer"}
-    )
-}
+CHANNEL_LAYERS = {"default": SITE.channel_layer}
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -120,17 +114,25 @@ SPECTACULAR_SETTINGS = {
     "TITLE": "kvportal",
     "DESCRIPTION": "What LLM engines hold in their KV caches, and which of them should take a request.",
     "VERSION": "1",
+    "OAS_VERSION": "3.1.0",  # 3.0 cannot say that an object may be null
     "SERVE_INCLUDE_SCHEMA": False,
 }
 
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
+    "filters": {
+        "no_traceback_of_refusals": {"()": "kvportal.logs.NoTracebackOfRefusals"},
+    },
     "formatters": {
         "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
     },
     "handlers": {
-        "stderr": {"class": "logging.StreamHandler", "formatter": "line"},
+        "stderr": {
+            "class": "logging.StreamHandler",
+            "formatter": "line",
+            "filters": ["no_traceback_of_refusals"],
+        },
     },
     "root": {"handlers": ["stderr"], "level": SITE.log_level},
     "loggers": {

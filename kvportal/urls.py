@@ -35,6 +35,7 @@ def favicon(request: HttpRequest) -> HttpResponse:
     return HttpResponse(LOGO.read_bytes(), content_type="image/svg+xml")
 
 
+handler500 = "kvportal.failures.page_failed"
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("favicon.ico", favicon),

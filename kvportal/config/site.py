@@ -28,6 +28,9 @@ SHORTEST_SECRET_KEY = 50
 """Characters; below that Django's deployment checks complain."""
 SQLITE_BUSY_SECONDS = 20
 POSTGRES_CONNECT_SECONDS = 5
+REDIS_SOCKET_SECONDS = 20
+"""Above the 5 s for which the channel layer has Redis wait for a message. The client's own default is the
+same 5 s: an idle worker took Redis for dead, again and again."""
 _PRAGMAS = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON;"
 _DATABASE_ALLOWED = "sqlite:////absolute/path or postgres://user:password@host:port/name"
 _REDIS_ALLOWED = "redis://host:port/0, rediss://host:port/0 or unix:///path"
@@ -50,6 +53,14 @@ class Site:
     static_root: Path | None
     debug: bool
     log_level: str
+
+    @property
+    def channel_layer(self) -> dict[str, Any]:
+        """The way between replicas, as Django Channels wants it described."""
+        if not self.redis_url:
+            return {"BACKEND": "channels.layers.InMemoryChannelLayer"}
+        host = {"address": self.redis_url, "socket_timeout": REDIS_SOCKET_SECONDS}
+        return {"BACKEND": "channels_redis.core.RedisChannelLayer", "CONFIG": {"hosts": [host]}}
 
 
 VARIABLES: dict[str, tuple[Kind[Any], Any]] = {

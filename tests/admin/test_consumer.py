@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
 from django.db import OperationalError
+from django.utils import timezone
 
 from kvportal import consumers, live
-from kvportal.consumers import CLOSE_NOT_ALLOWED, CLOSE_NOT_SERVING, OperationsConsumer
+from kvportal.consumers import (
+    CLOSE_NOT_ALLOWED,
+    CLOSE_NOT_SERVING,
+    MAX_MESSAGE_CHARS,
+    OperationsConsumer,
+)
 from kvportal.live import Live
 from tests.admin.test_live import FakeSource
 from tests.admin.values import lost, status
@@ -42,17 +50,38 @@ def person(*, staff: bool = True, may_view: bool = True, active: bool = True) ->
 
 
 @database_sync_to_async
-def session() -> SessionStore:
+def session(user: Any) -> SessionStore:
+    """One that the user has signed in with."""
     store = SessionStore()
+    if user.is_authenticated:
+        store[SESSION_KEY] = str(user.pk)
+        store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+        store[HASH_SESSION_KEY] = user.get_session_auth_hash()
     store.create()
     return store
 
 
-async def connect(user: Any) -> tuple[WebsocketCommunicator, bool, int | None]:
-    communicator = WebsocketCommunicator(OperationsConsumer.as_asgi(), "/ws/ops/")
-    communicator.scope |= {"user": user, "session": await session()}
-    accepted, code = await communicator.connect()
-    return communicator, accepted, code
+class Browser(WebsocketCommunicator):
+    """The library's, with the patience that a busy machine needs."""
+
+    async def connect(self, timeout: float = 30) -> tuple[bool, int | None]:
+        return await super().connect(timeout)
+
+    async def receive_output(self, timeout: float = 30) -> Any:
+        return await super().receive_output(timeout)
+
+    async def receive_from(self, timeout: float = 30) -> Any:
+        return await super().receive_from(timeout)
+
+    async def disconnect(self, code: int = 1000, timeout: float = 30) -> None:
+        await super().disconnect(code, timeout)
+
+
+async def connect(user: Any) -> tuple[Browser, bool, int | None]:
+    browser = Browser(OperationsConsumer.as_asgi(), "/ws/ops/")
+    browser.scope |= {"user": user, "session": await session(user)}
+    accepted, code = await browser.connect()
+    return browser, accepted, code
 
 
 async def test_staff_with_the_permission_gets_the_full_state(portal: Live) -> None:
@@ -117,7 +146,9 @@ async def test_page_may_ask_for_everything_again(portal: Live) -> None:
     await page.disconnect()
 
 
-@pytest.mark.parametrize("nonsense", [" ", "{", "[]", "null", '{"type": 7}', '"x"', "x" * 100_000])
+@pytest.mark.parametrize(
+    "nonsense", [" ", "{", "[]", "null", '{"type": 7}', '"x"', "x" * 100_000, "[" * MAX_MESSAGE_CHARS]
+)
 async def test_nonsense_from_a_page_is_ignored(portal: Live, nonsense: str) -> None:
     page, _, _ = await connect(await person())
     first = json.loads(await page.receive_from())
@@ -126,6 +157,17 @@ async def test_nonsense_from_a_page_is_ignored(portal: Live, nonsense: str) -> N
     await page.send_to(json.dumps({"type": "full"}))
     assert "series" in json.loads(await page.receive_from())
     await page.disconnect()
+
+
+async def test_page_whose_state_cannot_be_built_is_not_remembered(
+    portal: Live, source: FakeSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "extras", lambda: 1 / 0)
+    page, accepted, _ = await connect(await person())
+    assert accepted
+    with pytest.raises(ZeroDivisionError):
+        await page.wait(timeout=30)
+    assert not portal._subscribers
 
 
 async def test_process_that_serves_no_portal_says_so() -> None:
@@ -138,13 +180,18 @@ async def test_process_that_serves_no_portal_says_so() -> None:
 def take_away(user: User, what: str, store: SessionStore) -> None:
     if what == "session":
         store.flush()
+    elif what == "time":
+        Session.objects.update(expire_date=timezone.now())
+    elif what == "password":
+        user.set_password("another")
+        user.save()
     elif what == "permission":
         user.user_permissions.clear()
     else:
         User.objects.filter(pk=user.pk).update(**{what: False})
 
 
-@pytest.mark.parametrize("what", ["session", "permission", "is_staff", "is_active"])
+@pytest.mark.parametrize("what", ["session", "time", "password", "permission", "is_staff", "is_active"])
 async def test_page_is_cut_when_its_user_may_not_watch_any_more(
     portal: Live, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +200,24 @@ async def test_page_is_cut_when_its_user_may_not_watch_any_more(
     page, _, _ = await connect(user)
     await page.receive_from()
     await take_away(user, what, page.scope["session"])
-    assert (await page.receive_output(timeout=5))["code"] == CLOSE_NOT_ALLOWED
+    assert (await page.receive_output())["code"] == CLOSE_NOT_ALLOWED
+    await page.disconnect()
+
+
+async def test_page_stays_open_while_its_user_may_watch(
+    portal: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, ask = [], consumers.still_may_watch
+    monkeypatch.setattr(consumers, "still_may_watch", lambda scope: asked.append(ask(scope)) or asked[-1])
+    monkeypatch.setattr(OperationsConsumer, "recheck_seconds", 0.01)
+    page, _, _ = await connect(await person())
+    first = json.loads(await page.receive_from())
+    while len(asked) < 3:
+        assert await page.receive_nothing(timeout=0.02)
+    assert set(asked) == {True}
+    await page.send_to(json.dumps({"type": "ack", "version": first["version"]}))
+    await page.send_to(json.dumps({"type": "full"}))
+    assert "series" in json.loads(await page.receive_from())
     await page.disconnect()
 
 

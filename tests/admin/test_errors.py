@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import InterfaceError, OperationalError
+from django.db.backends.utils import CursorWrapper
 from django.http import HttpResponseServerError
 from django.test import Client, RequestFactory
 from django.views.defaults import bad_request, server_error
 
+from kvportal.logs import NoTracebackOfRefusals
 from kvportal.urls import LOGO
 from tests.admin.test_pages import signed_in
 
@@ -50,6 +53,39 @@ def test_failures_are_themed() -> None:
     assert isinstance(answer, HttpResponseServerError)
     assert_themed(answer, 500, "The portal failed")
     assert_themed(bad_request(request, ValueError()), 400, "KVPORTAL_ALLOWED_HOSTS")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/admin/", "/admin/streams/stream/"])
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_an_absent_database_is_said_where_a_page_needs_it(
+    path: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = signed_in(superuser=True)
+    client.raise_request_exception = False
+
+    def away(*_: object, **__: object) -> None:
+        raise error("connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CursorWrapper, "execute", away)
+        answer = client.get(path)
+    assert_themed(answer, 503, "The database does not answer")
+    assert client.get(path).status_code == 200
+
+
+def test_the_log_has_no_traceback_of_a_refusal() -> None:
+    (handler,) = (
+        each
+        for each in logging.root.handlers
+        if any(isinstance(f, NoTracebackOfRefusals) for f in each.filters)
+    )
+    for status, has_traceback in ((403, False), (404, False), (500, True)):
+        error = ValueError("why")
+        record = logging.LogRecord("django.request", 30, "", 0, "text", (), (ValueError, error, None))
+        record.status_code = status
+        assert handler.filter(record)
+        assert ("ValueError: why" in handler.format(record)) is has_traceback
 
 
 def test_favicon_is_answered_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

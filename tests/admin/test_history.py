@@ -192,6 +192,33 @@ def test_flapping_stream_leaves_room_for_the_others_and_says_so() -> None:
     assert flaps.admit(change(1, at=NOW + 60)) == change(1, at=NOW + 60)
 
 
+@pytest.mark.django_db
+def test_a_change_that_waits_for_the_database_counts_once_however_often_it_is_tried(
+    broken_database: Callable[[bool], None],
+) -> None:
+    history = History("here")
+    broken_database(True)
+    for number in range(5):
+        history.record_change(change(at=NOW + number))
+    for _ in range(history_module.CHANGES_PER_MINUTE):
+        assert not history.step()
+    broken_database(False)
+    assert history.step()
+    assert StreamStateChange.objects.count() == 5
+    assert history.health() == history_module.HistoryHealth(0, 0, 0, None)
+
+
+@pytest.mark.django_db
+def test_a_flapping_stream_does_not_fill_the_queue_and_is_counted() -> None:
+    most = history_module.CHANGES_PER_MINUTE
+    history = History("here", change_capacity=most)
+    for number in range(3 * most):
+        history.record_change(change(at=NOW + number / 1000))
+    assert history.health() == history_module.HistoryHealth(most, 0, 2 * most, None)
+    assert history.step()
+    assert StreamStateChange.objects.count() == most
+
+
 def test_chores_run_when_they_are_due_and_survive_their_own_mistakes() -> None:
     clock, runs = Clock(), []
     history = History("here", clock=Clock(5.0), monotonic=clock)
@@ -365,3 +392,26 @@ def test_a_database_answers_again_only_once_it_was_asked(caplog: pytest.LogCaptu
         history.step()
     assert history.health().error is None
     assert caplog.text.count("answers again") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_says_nothing_counts_as_failing() -> None:
+    clock, asked, answers = Clock(0.0), threading.Event(), threading.Event()
+
+    def chore(_now: float) -> None:
+        asked.set()
+        assert answers.wait(60)
+
+    history = History("here", monotonic=clock)
+    history.add_chore("replica", 3.0, chore)
+    history.start()
+    try:
+        assert asked.wait(60)
+        clock.now += history_module.SILENT_SECONDS
+        assert history.health().error is None
+        clock.now += 1
+        assert history.health().error == "no answer for more than 10 s"
+    finally:
+        answers.set()
+        history.stop(60)
+    assert history.health().error is None

@@ -88,3 +88,34 @@ def test_stream_is_lost_since_it_failed_however_often_it_tries() -> None:
     assert trends.lost_since(stream) == NOW + 0.5
     trends.observe(NOW + 3, [status(since=NOW + 2.5)], Totals())
     assert trends.lost_since(stream) is None
+
+
+def test_a_clock_that_is_set_back_costs_what_it_took_back_and_nothing_else() -> None:
+    trends = Trends()
+    stream = spec().id
+
+    def watch(since: float, seconds: int) -> None:
+        nonlocal count
+        for second in range(seconds):
+            count += 10
+            trends.observe(since + second, [status(counters={"events:x": count})], Totals(queries=count))
+
+    count = 0
+    watch(NOW, 60)
+    watch(NOW + 30, 60)
+    for at in (trends.series()["at"], trends.stream_series(stream)["at"]):
+        assert at == sorted(set(at))
+        assert (at[0], at[-1] >= NOW + 85) == (NOW, True)
+    assert (trends.rate("events"), trends.rate("queries"), trends.stream_rate(stream)) == (10.0, 10.0, 10.0)
+    watch(NOW - 86_400, 60)
+    assert trends.series()["at"] == [NOW - 86_400 + second for second in range(60)]
+    assert len(trends.stream_series(stream)["at"]) == 12
+    assert (trends.rate("events"), trends.rate("queries"), trends.stream_rate(stream)) == (10.0, 10.0, 10.0)
+    assert trends.first_seen(stream) == NOW - 86_400
+
+
+def test_a_stream_is_not_lost_since_a_time_that_has_not_come() -> None:
+    trends = Trends()
+    trends.observe(NOW, [lost(since=NOW - 1)], Totals())
+    trends.observe(NOW - 3600, [lost(since=NOW - 1)], Totals())
+    assert trends.lost_since(spec().id) == NOW - 3600
