@@ -140,9 +140,13 @@ class Directory:
         spec = replace(spec)  # An object of its own: the index tells owners apart by identity.
         seed = self._rng.getrandbits(64)
         subscriber = Subscriber(spec, self._around, self._context, self._resolver, seed)
-        self._subscribers[spec.id] = subscriber
         self._index.admit(BoardEntry(spec, None, WAITING[StreamState.CONNECTING]))
-        subscriber.start()
+        try:
+            subscriber.start()
+        except RuntimeError:
+            self._index.retire(spec)  # The next call tries again.
+            raise
+        self._subscribers[spec.id] = subscriber
 
     def _retire(self, subscriber: Subscriber) -> None:
         subscriber.stop()

@@ -31,6 +31,13 @@ def live_refused(spec: StreamSpec) -> Fault:
     return Fault("connect_failed", f"{spec.endpoint} accepts no connection; trying again")
 
 
+def live_rejected(spec: StreamSpec) -> Fault:
+    return Fault(
+        "connect_failed",
+        f"what answers at {spec.endpoint} is not an engine's live channel, or hangs up; trying again",
+    )
+
+
 def unresolved(endpoint: str, reason: str) -> Fault:
     return Fault("resolve_failed", f"no address is known for {endpoint}: {reason}")
 

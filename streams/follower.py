@@ -32,6 +32,7 @@ from streams.resolver import is_numeric
 from streams.sockets import Frames, Link, split_endpoint
 from streams.spec import Limits, StreamSpec
 from streams.status import Fault, StreamChange, StreamState, StreamStatus
+from streams.wording import counted
 
 LIVE_FRAMES = 3
 RETRY = 0.01
@@ -107,6 +108,8 @@ class Follower:
             self.life.live_up(now)
         elif link is Link.LOST:
             self.life.live_down(faults.live_lost(self.spec, self._around.limits), now)
+        elif link is Link.REJECTED:
+            self.life.unreachable(faults.live_rejected(self.spec), now)
         elif is_numeric(split_endpoint(self.spec.endpoint)[0]):
             self.life.live_down(faults.live_refused(self.spec), now)
         else:
@@ -194,6 +197,12 @@ class Follower:
                 self._publish_rebuilt()
             self.settle()
 
+    def crashed(self) -> None:
+        """A fault of ours must not leave an untrue view in service."""
+        fault = Fault("internal_error", "kvportal failed on this stream; the log has the details")
+        self.life.crashed(fault, self._around.clock())
+        self.settle()
+
     def close(self) -> None:
         """Take the stream away from queries."""
         self._stop_building()
@@ -224,7 +233,6 @@ class Follower:
             self._regressed(sequence)
         else:
             self._follow(sequence, batch, frames.size)
-        self.report.visible(batch)
         self._throttle()
 
     def _decode(self, payload: bytes | memoryview) -> Batch:
@@ -274,6 +282,7 @@ class Follower:
                 self._gated(partial(served.apply, piece, judge))
             served.view.enforce_bound()
             served.cursor.last = sequence
+            self.report.visible(batch)
             if served.view.ignored_removals > ignored:
                 self.report.count("warnings:unknown_removal", served.view.ignored_removals - ignored)
 
@@ -316,6 +325,7 @@ class Follower:
         self.life.redefined(now)
         self._stop_building()
         self._serve(view)
+        self.report.visible(batch)
 
     def _is_orphan(self, block_hash: int) -> bool:
         return self.life.is_orphan(block_hash, self._around.clock())
@@ -384,7 +394,7 @@ class Follower:
             self.report.count("drift:unclaimed", rebuild.drift.unclaimed)
         self.report.skipped(rebuild.warnings)
         blocks = len(target.view.device) + len(target.view.host)
-        self.report.detail = f"snapshot at watermark {reply.watermark}, {blocks} blocks"
+        self.report.detail = f"snapshot at watermark {reply.watermark}, {counted(blocks, 'block')}"
         self._last_digest = reply.digest
         self.life.published(now)
         self._stop_building()

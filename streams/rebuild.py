@@ -20,6 +20,7 @@ from streams.core.sequence import Verdict
 from streams.core.view import OnUnknown, View, as_orphan
 from streams.core.wire import decode_steps
 from streams.index import IndexedView
+from streams.wording import counted
 
 MERGE_PIECE = 32
 """Held-back messages applied between two pauses; more than a turn of the subscriber takes in."""
@@ -74,8 +75,9 @@ class Rebuild:
         self._held.append((sequence, batch, cost))
         self._held_bytes += cost
         if self._held_bytes > self._max_buffered_bytes:
+            held = counted(len(self._held), "live message")
             raise BufferOverflowError(
-                f"{len(self._held)} live messages ({self._held_bytes} bytes) arrived during the snapshot, "
+                f"{held} ({self._held_bytes} bytes) arrived during the snapshot, "
                 f"max_buffered_bytes allows {self._max_buffered_bytes}"
             )
 

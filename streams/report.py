@@ -5,6 +5,7 @@ Written by the stream's own thread; read from any.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from streams.core.events import Batch, Skipped
 from streams.core.reply import SnapshotReply
 from streams.spec import StreamSpec
 from streams.status import Fault, SnapshotInfo, StreamChange, StreamState
+
+log = logging.getLogger(__name__)
 
 NOTICE_SECONDS = 600.0
 """How long a warning about skipped events is shown after the last of them."""
@@ -114,7 +117,11 @@ class StreamReport:
             return
         if old is not state:
             self.since = self._wall()
-        self._on_change(StreamChange(self._wall(), self._spec, old, state, fault, detail))
+        try:
+            self._on_change(StreamChange(self._wall(), self._spec, old, state, fault, detail))
+        except Exception:
+            # The stream serves all the same.
+            log.exception("stream %s: its history could not be told", self._spec.id)
 
     @property
     def notice(self) -> Fault | None:

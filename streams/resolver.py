@@ -65,13 +65,19 @@ class Resolver:
         if full:
             done(Resolved(error=f"more than {MAX_PENDING} names are being resolved already"))
             return
-        threading.Thread(target=self._run, args=(host,), name=f"resolve {host}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, args=(host,), name=f"resolve {host}", daemon=True).start()
+        except RuntimeError as error:  # The system has no thread for us.
+            self._answer(host, Resolved(error=str(error)))
 
     def _run(self, host: str) -> None:
         try:
             answer = Resolved(self._lookup(host))
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
             answer = Resolved(error=getattr(error, "strerror", None) or str(error))
+        self._answer(host, answer)
+
+    def _answer(self, host: str, answer: Resolved) -> None:
         with self._lock:
             waiting = self._waiting.pop(host)
         for done in waiting:
@@ -79,6 +85,6 @@ class Resolver:
 
 
 def look_up(host: str) -> tuple[str, ...]:
-    """The addresses of a name, as the system orders them. Blocks; raises OSError or UnicodeError."""
+    """The addresses of a name, as the system orders them. Blocks; raises OSError or ValueError."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))

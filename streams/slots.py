@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from queue import SimpleQueue
 
+from streams.core.content_key import ContentKey
 from streams.core.table import SLOTS, Table
 from streams.core.view import View
 
@@ -47,6 +49,7 @@ class SlotPool:
         self._free: deque[int] = deque(range(SLOTS))
         self._retired: SimpleQueue[tuple[int, View] | None] = SimpleQueue()
         self._janitor: threading.Thread | None = None
+        self._stopping = False
 
     @property
     def free(self) -> int:
@@ -64,7 +67,9 @@ class SlotPool:
         self._janitor.start()
 
     def stop(self) -> None:
+        """End the janitor at once: clearing full views takes seconds, and the table is used no more."""
         if self._janitor is not None:
+            self._stopping = True
             self._retired.put(None)
             self._janitor.join()
             self._janitor = None
@@ -72,15 +77,20 @@ class SlotPool:
     def _run(self) -> None:
         while (retired := self._retired.get()) is not None:
             slot, view = retired
-            self._clear(slot, view)
+            for keys in _pieces(view):
+                if self._stopping:
+                    return
+                with self._gate:
+                    self._table.clear(slot, keys)
+            with self._gate:
+                self._table.forget(slot)
             del retired, view
             self._free.append(slot)
 
-    def _clear(self, slot: int, view: View) -> None:
-        for held in (view.device, view.host):
-            keys = iter(held.values())
-            while piece := tuple(islice(keys, CLEAR_PIECE)):
-                with self._gate:
-                    self._table.clear(slot, piece)
-        with self._gate:
-            self._table.forget(slot)
+
+def _pieces(view: View) -> Iterator[tuple[ContentKey, ...]]:
+    """The content keys that a view holds, piece by piece."""
+    for held in (view.device, view.host):
+        keys = iter(held.values())
+        while piece := tuple(islice(keys, CLEAR_PIECE)):
+            yield piece

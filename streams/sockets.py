@@ -24,6 +24,8 @@ HEARTBEAT_TIMEOUT_MS = 15_000
 """A frozen peer keeps its TCP connection open for ever; without heartbeats nobody would notice."""
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 2_000
+CONNECT_TIMEOUT_MS = 5_000
+"""An address that answers nothing holds up an attempt for two minutes where the system decides."""
 MAX_FRAMES = 8
 """Frames of one message that are kept; the protocol's longest has three."""
 
@@ -42,6 +44,7 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
+_TRIED_AGAIN = zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CLOSED
 
 Context = zmq.Context[Any]
 Socket = zmq.Socket[Any]
@@ -55,6 +58,8 @@ class Link(Enum):
     """It was up and is not any more."""
     REFUSED = "refused"
     """It could not be made; ZeroMQ tries again."""
+    REJECTED = "rejected"
+    """Somebody answered, but shook no hands with us. ZeroMQ may have given up for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class MonitoredSocket:
         self.socket.setsockopt(zmq.MAXMSGSIZE, cut_bytes(max_bytes))
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self.socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         self.monitor: Socket = self.socket.get_monitor_socket(_EVENTS)
@@ -98,7 +104,7 @@ class MonitoredSocket:
                 self._was_up = False
                 news.append(Link.LOST)
             elif not self._was_up:
-                news.append(Link.REFUSED)
+                news.append(Link.REFUSED if event & _TRIED_AGAIN else Link.REJECTED)
         return news
 
     def receive(self) -> Frames | None:

@@ -28,7 +28,7 @@ from streams.sockets import (
     split_endpoint,
 )
 from streams.spec import StreamSpec
-from streams.status import Fault, StreamStatus
+from streams.status import StreamStatus
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ class Subscriber:
     # For other threads.
 
     def start(self) -> None:
-        self._thread.start()
+        """Raises RuntimeError when the system has no thread for it."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._close_wake()
+            raise
 
     def stop(self) -> None:
         """Ask the thread to end; returns at once."""
@@ -102,19 +107,26 @@ class Subscriber:
     def _run(self) -> None:
         self._poller.register(self._wake_reader, zmq.POLLIN)
         try:
-            self._follower.start()
+            self._guarded(self._follower.start)
             while not self._stopping.is_set():
-                try:
-                    self._turn()
-                except Exception:
-                    log.exception("stream %s: unexpected failure, starting it anew", self.spec.id)
-                    self._recover()
+                self._guarded(self._turn)
         finally:
             self._close_live()
             self._close_snapshot()
             self._follower.close()
-            self._wake_reader.close()
-            self._wake_writer.close()
+            self._close_wake()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """After a fault of ours end service, and do not spin. Nothing but `stop` may end the thread."""
+        try:
+            work()
+        except Exception:
+            log.exception("stream %s: unexpected failure, starting it anew", self.spec.id)
+            try:
+                self._follower.crashed()
+            except Exception:
+                log.exception("stream %s: failed again on the way to starting anew", self.spec.id)
+            self._stopping.wait(CRASH_PAUSE)
 
     def _turn(self) -> None:
         """One round: open or close sockets as needed, work, wait, take what arrived."""
@@ -126,9 +138,9 @@ class Subscriber:
         ready = dict(self._poller.poll(timeout))
         if self._wake_reader.fileno() in ready:
             self._take_commands()
+            self._match_sockets()
         self._take_links(self._live, self._follower.live_link, ready)
         self._take_links(self._snapshot, self._follower.replay_link, ready)
-        self._match_sockets()
         if self._live is not None and self._live.socket in ready:
             self._take_live(self._live)
         if self._snapshot is not None and self._snapshot.socket in ready:
@@ -195,9 +207,13 @@ class Subscriber:
     def _take_links(
         self, pair: MonitoredSocket | None, tell: Callable[..., None], ready: dict[object, int]
     ) -> None:
-        if pair is not None and pair.monitor in ready:
-            for link in pair.links():
-                tell(link)
+        if pair is None or pair.monitor not in ready:
+            return
+        for link in pair.links():
+            tell(link)
+            self._match_sockets()
+            if pair is not self._live and pair is not self._snapshot:
+                return  # What else the monitor tells is not of the connection that took its place.
 
     def _take_live(self, live: LiveSocket) -> None:
         for _ in range(MESSAGES_WHILE_BUILDING if self._follower.building else MESSAGES_PER_TURN):
@@ -215,12 +231,9 @@ class Subscriber:
             if fetch is None or fetch.building or fetch.number != self._snapshot_number:
                 return
 
-    def _recover(self) -> None:
-        """A fault of ours must not leave an untrue view in service, nor spin."""
-        fault = Fault("internal_error", "kvportal failed on this stream; the log has the details")
-        self._follower.life.fail(fault, self._around.clock())
-        self._follower.settle()
-        self._stopping.wait(CRASH_PAUSE)
+    def _close_wake(self) -> None:
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _register(self, pair: MonitoredSocket) -> None:
         self._poller.register(pair.socket, zmq.POLLIN)

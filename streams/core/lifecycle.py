@@ -114,9 +114,7 @@ class Lifecycle:
     def live_down(self, fault: Fault, now: float) -> None:
         """The live connection is lost, or could not be made: nothing of that engine may be served."""
         if not self._connected:
-            if not self._refused:
-                self._cause, self._refused = self.error, True
-            self.error = fault
+            self._refuse(fault)
             return
         self._end_service(now)
         self._connected = False
@@ -135,10 +133,10 @@ class Lifecycle:
         self._open_live()
 
     def unreachable(self, fault: Fault, now: float) -> None:
-        """The connection has to be tried from the start: by then its name may mean another address."""
+        """The connection is to be tried from the start: ZeroMQ gave up, or a name means another address."""
         if self._connected or self.live is None:
             return
-        self.error = fault
+        self._refuse(fault)
         self.state = StreamState.CONNECTING
         self.live = None
         self._attempt += 1
@@ -158,20 +156,25 @@ class Lifecycle:
         `live_caused`: bad messages on the live channel, which is closed if that goes on.
         `restarted`: the engine began a new life.
         """
-        self._end_service(now)
+        if self.serving or self.fetch is not None:
+            self._end_service(now)
+            self._attempt += 1
+            self._retry_at = now + self._backoff(self._attempt)
+        # Otherwise a retry is due already, and what goes wrong until then must not put it off.
         self.error = fault
         self._next_reason = fault.code
         self.state = StreamState.UNSYNCHRONIZED
-        self._attempt += 1
-        self._retry_at = now + self._backoff(self._attempt)
         if restarted:
             self.same_life = False
             self._confirmed = None
         self._strikes = self._strikes + 1 if live_caused else 0
         if self._strikes >= STRIKES:
-            self.live = None
-            self._connected = False
-            self.same_life = False
+            self._close_live()
+
+    def crashed(self, fault: Fault, now: float) -> None:
+        """Our own code failed: nothing that it left behind is relied on, so the connection is made anew."""
+        self.fail(fault, now)
+        self._close_live()
 
     def fetch_failed(self, fault: Fault, now: float) -> None:
         """The snapshot under way could not be had. A serving view is still true."""
@@ -228,12 +231,9 @@ class Lifecycle:
 
     def published(self, now: float) -> None:
         """A new view, or the old one confirmed by an unchanged snapshot, is in service."""
-        again, self._again = self._again, None
         if self.fetch is not None:
             self._confirmed = self.fetch.watermark
         self._enter_service(now)
-        if again is not None:
-            self._calibrate_soon(again, now)
 
     def redefined(self, now: float) -> None:
         """A live batch defined the whole state; whatever snapshot is under way is older."""
@@ -286,6 +286,18 @@ class Lifecycle:
         self._connections += 1
         self.live = self._connections
 
+    def _close_live(self) -> None:
+        """Until the next retry."""
+        self.live = None
+        self._connected = False
+        self.same_life = False
+
+    def _refuse(self, fault: Fault) -> None:
+        """There is no connection: shown as the reason until there is one."""
+        if not self._refused:
+            self._cause, self._refused = self.error, True
+        self.error = fault
+
     def _begin_fetch(self, now: float) -> None:
         self._fetches += 1
         deadline = now + self._timing.replay_timeout
@@ -307,6 +319,9 @@ class Lifecycle:
         self._grace_until = now + GRACE
         self._calibrate_at = now + self._timing.resync_interval * self._rng.uniform(0.9, 1.0)
         self._next_reason = "calibration"
+        again, self._again = self._again, None
+        if again is not None:
+            self._calibrate_soon(again, now)
 
     def _end_service(self, now: float) -> None:
         if self.serving and now - self._serving_since > LASTING:

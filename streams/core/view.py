@@ -178,6 +178,8 @@ class View:
 
     def _store(self, event: BlockStored, on_unknown: OnUnknown) -> None:
         self._note_group(event)
+        if event.tier is None:
+            on_unknown = as_orphan  # Its blocks come from where no snapshot looks, and are held nowhere.
         if event.tokenless:
             for position, block_hash in enumerate(event.block_hashes):
                 self._copy(block_hash, event, position in event.opaque, on_unknown)
@@ -186,7 +188,8 @@ class View:
         tokens = event.tokens
         opaque = event.opaque
         parent = event.parent_block_hash
-        prefix = self._prefix_of(parent, on_unknown)
+        # What precedes an opaque block does not matter.
+        prefix = self._prefix_of(parent, as_orphan if 0 in opaque else on_unknown)
         for position, block_hash in enumerate(event.block_hashes):
             block = tokens[position * width : (position + 1) * width]
             if prefix is None or (opaque and position in opaque):

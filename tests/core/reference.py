@@ -100,7 +100,8 @@ class ReferenceView:
                 self._copy(name, event, position in event.opaque, on_unknown)
             return
         parent = event.parent_block_hash
-        if parent is not None and parent not in self.records and not on_unknown(parent):
+        matters = event.tier is not None and 0 not in event.opaque
+        if matters and parent is not None and parent not in self.records and not on_unknown(parent):
             raise UnknownBlockError(parent, "parent")
         before: Content | None = () if parent is None else self._content(parent)
         for position, name in enumerate(event.block_hashes):
@@ -118,7 +119,7 @@ class ReferenceView:
         if known is None:
             if not opaque and self._is_skipped(event.group_idx):
                 return
-            if not opaque and not on_unknown(name):
+            if not opaque and event.tier is not None and not on_unknown(name):
                 raise UnknownBlockError(name, "block")
             known = Record(opaque=opaque)
         self._put(name, Record(known.content, known.opaque, known.parent, known.own), event.tier)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
 import pytest
 
-from streams.core.content_key import pack_tokens
+from streams.core.content_key import ContentKey, pack_tokens
 from streams.core.events import BlockHash, BlockStored, Tier
 from streams.core.sequence import Cursor
-from streams.core.table import SLOTS
+from streams.core.table import SLOTS, Table
 from streams.core.view import as_orphan
 from streams.index import BoardEntry, Index, IndexedView
 from streams.spec import StreamSpec
+from tests.support.waiting import wait_until
 
 BLOCKS, BLOCK_SIZE, WRITERS, READERS = 48, 2, 3, 2
 PROMPT = pack_tokens(range(BLOCKS * BLOCK_SIZE))
@@ -180,7 +181,32 @@ def test_a_slot_is_not_reused_while_a_reader_still_has_its_board() -> None:
         key = next(iter(board.entries[0].view.view.device.values()))  # type: ignore[union-attr]
         assert index.table.mask(key)
         del board
+        wait_until(lambda: index.slots.free == SLOTS)
+        assert len(index.table) == 0
     finally:
-        index.slots.stop()  # joins the janitor, which works off its queue first
-    assert index.slots.free == SLOTS
-    assert len(index.table) == 0
+        index.slots.stop()
+
+
+def test_stopping_does_not_wait_until_everything_is_cleared() -> None:
+    """Clearing the full views of many streams takes longer than a stop may."""
+
+    class Watched(Table):
+        __slots__ = ()
+
+        def clear(self, slot: int, keys: Iterable[ContentKey]) -> None:
+            cleared.append(slot)
+            stopped.wait(20)
+            super().clear(slot, keys)
+
+    index, cleared, stopped = Index(), [], threading.Event()  # type: ignore[var-annotated]
+    index.table = index.slots._table = Watched()
+    spec = StreamSpec("a", 0, "tcp://x:1", "tcp://x:2", BLOCK_SIZE)
+    for _ in range(8):
+        assert Stress(index, operations=1)._build(spec, Tier.DEVICE) is not None
+    index.slots.start()
+    stopping = threading.Thread(target=index.slots.stop)
+    stopping.start()
+    wait_until(lambda: index.slots._stopping and cleared)
+    stopped.set()
+    stopping.join()
+    assert len(cleared) == 1

@@ -103,6 +103,28 @@ def test_only_a_success_that_lasted_resets_the_backoff(lasted: float, reset: boo
     assert (due - (10.0 + lasted) <= FIRST_RETRY) is reset
 
 
+@pytest.mark.parametrize("live_caused", [False, True])
+def test_what_goes_wrong_while_a_retry_is_due_does_not_put_it_off(live_caused: bool) -> None:
+    life = connected(1.0)
+    life.fail(BAD, 1.0)
+    due = life.next_deadline()
+    for number in range(100):
+        life.fail(Fault("sequence_regressed", "again"), 1.0 + number / 1000, live_caused=live_caused)
+    assert life.next_deadline() == due
+    assert life.error == Fault("sequence_regressed", "again")
+
+
+def test_a_crash_ends_service_and_the_connection() -> None:
+    life = synchronized(1.0)
+    life.crashed(Fault("internal_error", "a fault of ours"), 2.0)
+    assert (life.serving, life.live, life.same_life) == (False, None, False)
+    due = life.next_deadline()
+    assert due is not None
+    assert due - 2.0 <= FIRST_RETRY
+    life.tick(due)
+    assert (life.live, life.state) == (2, StreamState.CONNECTING)
+
+
 def test_any_fault_of_the_view_ends_service_at_once() -> None:
     life = synchronized()
     life.fail(BAD, 2.0)
@@ -167,6 +189,16 @@ def test_an_unreachable_engine_is_tried_from_the_start_with_backoff() -> None:
         life.tick(now)
     assert waits[0] <= FIRST_RETRY
     assert LAST_RETRY / 2 <= waits[-1] <= LAST_RETRY
+
+
+def test_a_refusal_is_the_reason_only_until_the_connection_is_made() -> None:
+    life = synchronized()
+    life.live_down(Fault("disconnected", "gone"), 2.0)
+    life.unreachable(Fault("resolve_failed", "no such name"), 2.1)
+    assert life.error == Fault("resolve_failed", "no such name")
+    life.tick(8.0)
+    life.live_up(8.0)
+    assert life.error == Fault("disconnected", "gone")
 
 
 @pytest.mark.parametrize(("watermark", "accepted"), [(6, False), (7, True), (8, True)])
@@ -274,6 +306,19 @@ def test_resyncs_during_a_fetch_come_to_one_more() -> None:
     life.tick(due)
     assert life.fetch is not None
     assert (life.fetch.number, life.fetch.reason) == (3, "alice")
+
+
+def test_a_resync_is_not_forgotten_when_the_snapshot_before_it_is_overtaken() -> None:
+    life = synchronized(1.0)
+    life.resync("alice", 2.0)
+    life.resync("bob", 2.0)
+    life.redefined(2.5)
+    due = life.next_deadline()
+    assert due is not None
+    assert due <= 2.5 + SOON
+    life.tick(due)
+    assert life.fetch is not None
+    assert life.fetch.reason == "bob"
 
 
 def test_a_resync_cuts_the_backoff_short() -> None:

@@ -9,16 +9,19 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streams import sockets
+from streams.resolver import Resolver
 from streams.simulator import SimulatedEngine
+from streams.sockets import Link, split_endpoint
 from streams.spec import StreamSpec
 from streams.status import StreamState
-from tests.streams.harness import SIZE, Portal, store
+from tests.streams.harness import SIZE, TIMEOUT, Portal, store
 from tests.streams.puppet import Puppet, synchronize
 from tests.support.waiting import wait_until
 
@@ -201,13 +204,105 @@ def test_an_engine_without_replay_channel_is_never_synchronized_and_says_why(
     portal.wait_sequence(puppet.spec, 2)
 
 
-def test_swapped_endpoints_are_refused_without_a_storm_of_connections(portal: Portal, puppet: Puppet) -> None:
+def test_swapped_endpoints_are_refused_until_the_engine_is_mended(portal: Portal, puppet: Puppet) -> None:
+    """After a handshake with a socket of the wrong kind ZeroMQ does not try again by itself."""
     swapped = StreamSpec(
         "swapped", 0, puppet.spec.replay_endpoint, puppet.spec.endpoint, SIZE, puppet.spec.topic
     )
     portal.follow(swapped)
-    portal.wait(swapped, lambda status: status.error and status.error.code == "connect_failed", "refusal")
+    assert "not an engine's live channel" in portal.wait_error(swapped, "connect_failed")
     assert portal.status(swapped).state is StreamState.CONNECTING
+    puppet.live.close(linger=0)
+    puppet.replay.close(linger=0)
+    puppet.spec = swapped
+    puppet.drop_live()
+    puppet.drop_replay()
+    puppet.request().answer(4, store(1))
+    portal.wait_sequence(swapped, 4)
+    assert portal.holds(swapped, 1) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [bytes(100), b"\xff" * 100, b"HTTP/1.1 400 Bad Request\r\n\r\n" * 5],
+    ids=["zeros", "ones", "HTTP"],
+)
+def test_an_engine_is_found_though_something_else_had_its_port_before(
+    portal: Portal, puppet: Puppet, greeting: bytes
+) -> None:
+    host, port = split_endpoint(puppet.spec.endpoint)
+    puppet.live.close(linger=0)
+    with closing(listen(host, port)) as stranger:
+        portal.follow(puppet.spec)
+        stranger.settimeout(TIMEOUT)
+        connection, _ = stranger.accept()
+        with closing(connection):
+            connection.sendall(greeting)
+        portal.wait_error(puppet.spec, "connect_failed")
+    puppet.drop_live()
+    puppet.request().answer(4, store(1))
+    portal.wait_sequence(puppet.spec, 4)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take a port over as soon as the system lets us."""
+    servers: list[socket.socket] = []
+
+    def listens() -> bool:
+        try:
+            servers.append(socket.create_server((host, port)))
+        except OSError:
+            return False
+        return True
+
+    wait_until(listens, message=f"port {port} stays in use")
+    return servers[0]
+
+
+def test_an_address_that_never_answers_does_not_hold_up_the_others_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, puppet: Puppet
+) -> None:
+    monkeypatch.setattr(sockets, "CONNECT_TIMEOUT_MS", 300)
+    _, port = split_endpoint(puppet.spec.endpoint)
+    with ExitStack() as stack:
+        # Its queue is full, so the system drops what else would connect.
+        stack.enter_context(closing(socket.create_server(("127.0.0.2", port), backlog=0)))
+        for _ in range(4):
+            waiting = stack.enter_context(closing(socket.socket()))
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.2", port))
+        resolver = Resolver(lambda host: ("127.0.0.1", "127.0.0.2"))  # The second is tried first.
+        portal = stack.enter_context(Portal(resolver=resolver))
+        spec = replace(
+            puppet.spec,
+            endpoint=f"tcp://engine:{port}",
+            replay_endpoint=puppet.spec.replay_endpoint.replace("127.0.0.1", "engine"),
+        )
+        portal.follow(spec)
+        puppet.request().answer(4, store(1))
+        portal.wait_sequence(spec, 4)
+        assert any(error.startswith("connect_failed") for error in portal.errors(spec))
+
+
+def test_news_of_a_lost_connection_is_not_taken_for_news_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, puppet: Puppet, opened: ExitStack
+) -> None:
+    """ZeroMQ may have connected again by itself before anybody looks at what its monitor told."""
+    portal = opened.enter_context(Portal(resolver=Resolver(lambda host: ("127.0.0.1",))))
+    puppet.spec = replace(puppet.spec, endpoint=puppet.spec.endpoint.replace("127.0.0.1", "engine"))
+    links = sockets.MonitoredSocket.links
+
+    def connected_again(self: sockets.MonitoredSocket) -> list[Link]:
+        news = links(self)
+        return [*news, Link.UP] if Link.LOST in news else news
+
+    synchronize(portal, puppet, store(1))
+    monkeypatch.setattr(sockets.MonitoredSocket, "links", connected_again)
+    puppet.live.close(linger=0)
+    portal.wait_error(puppet.spec, "connect_failed")
+    assert portal.losses(puppet.spec) == ["disconnected"]
+    assert portal.status(puppet.spec).state is StreamState.CONNECTING
+    assert not puppet.asked(1.0), "a snapshot was requested without a live connection"
 
 
 def test_a_peer_that_hangs_up_after_every_connection_is_not_stormed(portal: Portal) -> None:

@@ -421,3 +421,19 @@ def test_a_message_that_arrives_during_a_query_is_not_promised(
     monkeypatch.undo()
     match = driven.match(1, 2)
     assert (match.sequence, match.device_hit_tokens) == (21, 2 * SIZE)
+
+
+def test_the_lag_is_that_of_messages_that_became_visible(driven: Driven) -> None:
+    driven.connect()
+    assert driven.wait_asking(0.2)
+    driven.live(5, store(1))
+    driven.answer(5, store(1))
+    driven.live(7, store(2))
+    assert driven.losses == ["sequence_gap"]
+    assert driven.follower.status().lag_seconds is None
+    assert driven.wait_asking(0.2)
+    driven.answer(7, store(1))
+    driven.live(8, store(2))
+    assert driven.follower.status().lag_seconds == 0
+    driven.live(20, all_blocks_cleared(), store(3))
+    assert driven.follower.status().lag_seconds == 0

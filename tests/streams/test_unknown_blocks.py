@@ -118,6 +118,31 @@ def test_an_unknown_block_in_a_message_held_back_during_a_snapshot_is_an_orphan(
     assert driven.losses == []
 
 
+@pytest.mark.parametrize(
+    "event",
+    [store(5, parent=99, medium="disk"), copy(99, medium="disk"), store(5, parent=99, lora_id=3)],
+    ids=["parent in an unknown medium", "copy in an unknown medium", "parent of an opaque block"],
+)
+def test_where_nothing_can_be_served_nothing_is_missed(driven: Driven, event: Event) -> None:
+    """What a newer engine says of a third tier, or of blocks with LoRA, takes no stream down."""
+    driven.synchronize(0, store(1))
+    driven.advance(10)
+    driven.live(1, event)
+    assert driven.serving
+    assert not driven.asking
+    driven.live(2, store(99, parent=1))
+    assert driven.holds(1, 99) == (2, 0)
+    assert driven.losses == []
+
+
+def test_a_block_in_an_unknown_medium_is_understood_when_its_parent_comes(driven: Driven) -> None:
+    driven.synchronize(0, store(1))
+    driven.advance(10)
+    driven.live(1, store(5, parent=99, medium="disk"))
+    driven.live(2, store(99, parent=1), copy(5))
+    assert driven.holds(1, 99, 5) == (2, 1)
+
+
 def test_unknown_removals_never_matter(driven: Driven) -> None:
     driven.synchronize(0, store(1))
     driven.advance(10)
