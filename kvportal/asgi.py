@@ -23,11 +23,13 @@ from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import URLRouter  # noqa: E402
 from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.conf import settings  # noqa: E402
+from django.db import Error  # noqa: E402
 from django.urls import path, re_path  # noqa: E402
 
 from kvportal.config import Config, load_config  # noqa: E402
 from kvportal.config.values import is_loopback  # noqa: E402
 from kvportal.consumers import OperationsConsumer  # noqa: E402
+from kvportal.database import first_line  # noqa: E402
 from kvportal.fastpath import FastPath, send_response  # noqa: E402
 from kvportal.origin import SameOrigin, refuse  # noqa: E402
 from kvportal.runtime import Runtime  # noqa: E402
@@ -77,11 +79,19 @@ class Portal:
             else:
                 await self._http(scope, receive, send)
         elif kind == "websocket":
-            await self._websocket(scope, receive, send)
+            await self._open_page(scope, receive, send)
         elif kind == "lifespan":
             await self._lifespan(receive, send)
         else:
             raise ValueError(f"the protocol {kind!r} is not spoken here")
+
+    async def _open_page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A page that is open needs no database; one that opens does, and tries again by itself."""
+        try:
+            await self._websocket(scope, receive, send)
+        except Error as error:
+            log.warning("a page is not let in, because nobody can tell whose it is: %s", first_line(error))
+            await refuse(scope, receive, send)
 
     # ---- the lifespan protocol
 
@@ -101,6 +111,7 @@ class Portal:
         runtime.detach()
         if own:
             await asyncio.to_thread(runtime.stop)
+            self._runtime = None  # a server that starts again gets another
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self) -> Runtime:
@@ -118,7 +129,10 @@ class Portal:
 def is_exposed(scope: Scope) -> bool:
     """Whether a request for the internal API came in on an address that other machines reach."""
     host, port = scope.get("server") or ("", None)  # a Unix socket has no port
-    return port is not None and scope["path"].startswith(API_PREFIX) and not is_loopback(host)
+    path: str = scope["path"]
+    below_root = path.removeprefix(scope.get("root_path") or "")  # what Django looks at
+    internal = path.startswith(API_PREFIX) or below_root.startswith(API_PREFIX)
+    return port is not None and internal and not is_loopback(host)
 
 
 application = Portal()

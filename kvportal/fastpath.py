@@ -39,7 +39,9 @@ ROUTES: Final = {
 PROGRESS_PREFIX: Final = "/v1/internal/routing/requests/"
 PROGRESS_SUFFIX: Final = "/progress"
 PROBES: Final = {"/livez": "livez", "/readyz": "readyz"}
-_HEADERS: Final = (b"x-internal-token", b"content-type", b"content-encoding", b"content-length", b"host")
+_HEADERS: Final = frozenset(
+    {b"x-internal-token", b"content-type", b"content-encoding", b"content-length", b"host"}
+)
 PROBE_METHODS: Final = ("GET", "HEAD")
 
 
@@ -80,7 +82,7 @@ class FastPath:
                 async with asyncio.timeout(self._body_seconds):
                     body = await read_body(receive, admission.max_body_bytes)
             except TimeoutError:
-                await send_response(send, error_response(_BODY_TIMEOUT), head.method)
+                await send_response(send, admission.refuse(_BODY_TIMEOUT), head.method)
                 return
             response = None if body is None else admission.answer(body)
         if response is not None:
@@ -143,21 +145,25 @@ def is_progress(path: str) -> bool:
 def read_head(scope: Scope, allowed: tuple[str, ...], params: dict[str, str] | None = None) -> Head:
     """The head of a request. Of a header that comes several times, all values are joined by commas,
     as Django does."""
-    found = dict.fromkeys(_HEADERS, b"")
+    found: dict[bytes, bytes] = {}
     headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
     for key, value in headers:
-        if key in found:
-            found[key] = value if not found[key] else found[key] + b"," + value
+        if key in _HEADERS:
+            found[key] = value if key not in found else found[key] + b"," + value
+
+    def text(name: bytes) -> str:
+        return found.get(name, b"").decode("latin-1")
+
     return Head(
         method=scope["method"],
         path=scope["path"],
         allowed=allowed,
         params=params or {},
-        token=found[b"x-internal-token"],
-        content_type=found[b"content-type"].decode("latin-1"),
-        content_encoding=found[b"content-encoding"].decode("latin-1"),
-        content_length=announced_length(found[b"content-length"].decode("latin-1")),
-        host=found[b"host"].decode("latin-1"),
+        token=found.get(b"x-internal-token", b""),
+        content_type=text(b"content-type"),
+        content_encoding=text(b"content-encoding"),
+        content_length=announced_length(text(b"content-length")),
+        host=text(b"host"),
     )
 
 
@@ -178,14 +184,15 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 async def send_response(send: Send, response: Response, method: str) -> None:
+    """To HEAD, everything but the body is what GET would be answered."""
     body = b"" if method == "HEAD" else response.body
-    headers = [] if response.status == 204 else [(b"content-length", str(len(body)).encode())]
+    headers = [] if response.status == 204 else [(b"content-length", str(len(response.body)).encode())]
     if response.body:
         headers.append((b"content-type", response.content_type.encode("latin-1")))
     headers += [
         (key.lower().encode("latin-1"), value.encode("latin-1")) for key, value in response.headers.items()
     ]
-    if response.status == 413:
+    if response.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not waited for
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -107,7 +107,7 @@ class GuardedEndpoint:
             log.exception("the checks before the endpoint %s failed", self.name)
             error = _FAILED
         if error is None and not self.guard.places.acquire(blocking=False):
-            error = _OVERLOADED
+            error = OVERLOADED
         if error is None:
             return Place(self, head)
         self.guard.observer.observe_response(self.name, error.status)
@@ -149,13 +149,16 @@ class Place:
         self.max_body_bytes = endpoint.guard.settings.max_body_bytes
 
     def answer(self, body: bytes) -> Response:
-        head, error = self._head, self._refuse(body)
+        head, error = self._head, self._why_not(body)
         if error is None:
             return self._endpoint.answer(Request(head.method, head.path, body, head.params))
+        return self.refuse(error)
+
+    def refuse(self, error: ApiError) -> Response:
         self._endpoint.guard.observer.observe_response(self._endpoint.name, error.status)
         return error_response(error)
 
-    def _refuse(self, body: bytes) -> ApiError | None:
+    def _why_not(self, body: bytes) -> ApiError | None:
         if len(body) > self.max_body_bytes:
             return body_too_large(self.max_body_bytes)
         if body and self._head.method in BODY_METHODS and not self._head.content_type:
@@ -268,6 +271,4 @@ _UNKNOWN_HOST = ApiError(
     "the header Host names no server of this portal; set an API token, or add the name to "
     "KVPORTAL_ALLOWED_HOSTS",
 )
-_OVERLOADED = ApiError(
-    503, "overloaded", "too many requests at once; try again", headers={"Retry-After": "1"}
-)
+OVERLOADED = ApiError(503, "overloaded", "too many requests at once; try again", headers={"Retry-After": "1"})

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from django.db import DataError, Error, IntegrityError, connection, transaction
 
@@ -35,6 +36,9 @@ AUDIT_CAPACITY = 10_000
 BATCH = 500
 RETRY_SECONDS = (1.0, 30.0)
 """First and longest pause after a failure of the database."""
+SILENT_SECONDS = 10.0
+"""A database that has not answered for so long counts as failing: a connection into a network that
+swallows everything raises nothing for many minutes."""
 LOG_EVERY_SECONDS = 60.0
 CHANGES_PER_MINUTE = 60
 """State changes of one stream that are written per minute; a flapping stream must not push the
@@ -53,7 +57,7 @@ class HistoryHealth:
     suppressed: int
     """State changes of flapping streams that were left out on purpose."""
     error: str | None
-    """What the database said, while it fails; None when all is well."""
+    """What the database said, while it fails, or that it says nothing; None when all is well."""
 
 
 @dataclass
@@ -111,6 +115,8 @@ class History:
         self._dropped = 0
         self._suppressed = 0
         self._error: str | None = None
+        self._asked_at: float | None = None
+        """Since when the thread has been at the work that it does now."""
         self._retry_in = 0.0
         self._quiet_until = 0.0
         self._wake = threading.Event()
@@ -121,7 +127,12 @@ class History:
     # ---- called from any thread; never blocks
 
     def record_change(self, change: StreamChange) -> None:
-        self._put(self._changes, self._change_capacity, change)
+        with self._lock:
+            # Judged once, as it comes: what waits for a database that is away is tried again and again.
+            kept = self._flaps.admit(change)
+            self._suppressed += kept is None
+        if kept is not None:
+            self._put(self._changes, self._change_capacity, kept)
 
     def record_order(self, order: ResyncOrder) -> None:
         self._put(self._audits, self._audit_capacity, order)
@@ -138,9 +149,12 @@ class History:
         self._wake.set()
 
     def health(self) -> HistoryHealth:
+        asked_at, error = self._asked_at, self._error
+        if error is None and asked_at is not None and self._monotonic() - asked_at > SILENT_SECONDS:
+            error = f"no answer for more than {SILENT_SECONDS:g} s"
         with self._lock:
             queued = len(self._changes) + len(self._audits)
-            return HistoryHealth(queued, self._dropped, self._suppressed, self._error)
+            return HistoryHealth(queued, self._dropped, self._suppressed, error)
 
     # ---- life
 
@@ -176,11 +190,12 @@ class History:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                self._wake.wait(self._pause())
-                self._wake.clear()
                 if self._retry_in:
                     # While the database fails new records must not hurry the next try.
                     self._sleep(self._retry_in)
+                else:
+                    self._wake.wait(self._pause())
+                    self._wake.clear()
                 self.step()
             self._retry_in = 0.0
             if self._guarded(self._write_queued) and self._farewell is not None:
@@ -207,19 +222,20 @@ class History:
             self._guarded(partial(self._do, chore)) for chore in self._chores
         )
 
-    def _do(self, chore: Chore) -> bool:
+    def _do(self, chore: Chore) -> None:
         now = self._monotonic()
-        if now < chore.due:
-            return False
-        chore.due = now + chore.interval
-        chore.run(self._clock())
-        return True
+        if now >= chore.due:
+            chore.due = now + chore.interval
+            chore.run(self._clock())
 
     def _guarded(self, work: Callable[[], object]) -> bool:
-        """Does `work`; whether the database played along. Work that returns False had nothing to ask it:
-        that says nothing about a database that failed before."""
+        """Does `work`; whether the database played along. Work that asked it nothing says nothing about a
+        database that failed before."""
+        self._asked_at = self._monotonic()
+        answered = _Answered()
         try:
-            asked = work() is not False
+            with connection.execute_wrapper(answered):
+                work()
         except Error as error:
             self._failed(error)
             return False
@@ -227,7 +243,9 @@ class History:
             # A mistake in a chore must not end the thread that all others need.
             log.exception("the history could not do part of its work")
             return True
-        if asked:
+        finally:
+            self._asked_at = None
+        if answered:
             if self._error is not None:
                 log.info("the database answers again")
             self._error, self._retry_in = None, 0.0
@@ -243,20 +261,11 @@ class History:
         if not connection.in_atomic_block:
             connection.close()
 
-    def _write_queued(self) -> bool:
-        """Whether anything was written."""
-        wrote = False
+    def _write_queued(self) -> None:
         while audits := self._take(self._audits):
-            wrote = True
             self._write(self._audits, audits, _write_audits)
         while changes := self._take(self._changes):
-            passing = [kept for change in changes if (kept := self._flaps.admit(change)) is not None]
-            with self._lock:
-                self._suppressed += len(changes) - len(passing)
-            if passing:
-                wrote = True
-                self._write(self._changes, passing, lambda batch: records.write_changes(self.replica, batch))
-        return wrote
+            self._write(self._changes, changes, lambda batch: records.write_changes(self.replica, batch))
 
     def _take(self, queue: deque) -> list:
         with self._lock:
@@ -287,6 +296,21 @@ class History:
                 with self._lock:
                     queue.extend(batch[position + 1 :])
                 raise
+
+
+class _Answered:
+    """Around the queries of a connection: true once one of them was answered."""
+
+    def __init__(self) -> None:
+        self._any = False
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    def __call__(self, execute: Callable[..., Any], *query: Any) -> Any:
+        result = execute(*query)
+        self._any = True
+        return result
 
 
 def _write_audits(batch: list[Audit]) -> None:

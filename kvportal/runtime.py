@@ -57,6 +57,8 @@ log = logging.getLogger(__name__)
 
 PART_SECONDS = 1.5
 """How long one part may take to stop; most need milliseconds."""
+ENTERED_SECONDS = 10.0
+"""Between two attempts to read the instances entered in the admin, while that fails."""
 THREADS = ("history", "live-sampler", "decision-log", "instance-clock")
 ETCD_THREADS = ("etcd-watch", "etcd-heartbeat", "etcd-load-writer")
 INDEX_THREADS = ("slot-janitor",)
@@ -83,6 +85,7 @@ class Runtime:
             retention=parts.history_retention(config),
             discovery=self._discovery_settings is not None,
         )
+        self.operations.history.add_chore("entered instances", ENTERED_SECONDS, self._read_entered)
         self.directory = self._build_directory()
         self.hits = HitWatch(self.directory) if self.directory else None
         self.discovery = self._build_discovery()
@@ -260,6 +263,11 @@ class Runtime:
     def reload_entered(self) -> None:
         """The instances entered in the admin changed."""
         self.instances.source.reload_entered()
+
+    def _read_entered(self, _now: float) -> None:
+        """Again, if the database was away when they were to be read."""
+        if self.status().error is not None:
+            self.reload_entered()
 
     def _desired_streams(self) -> int:
         if self.discovery is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from streams.spec import StreamId
 from streams.status import StreamState, StreamStatus
@@ -59,10 +60,16 @@ class Trends:
             name: deque() for name in ("events", "queries", "decisions", "hit_sum", "hit_count")
         }
         self._series: deque[Point] = deque(maxlen=SERIES_SECONDS)
+        self._last = 0.0
+        """Wall clock of the last observation."""
 
     def observe(self, now: float, statuses: Iterable[StreamStatus], totals: Totals) -> None:
-        """Take in one observation; `now` is the wall clock, seconds, and grows."""
+        """Take in one observation; `now` is the wall clock, seconds. Where it was set back, what was seen
+        after `now` is forgotten: charts and rates go on from here."""
         statuses = tuple(statuses)
+        if now < self._last:
+            self._forget_after(now)
+        self._last = now
         self._observe_streams(now, statuses)
         _push(self._recent["events"], now, self._events)
         if totals.queries is not None:
@@ -105,6 +112,18 @@ class Trends:
             if now >= known.next_point:
                 known.next_point = now + STREAM_STEP_SECONDS
                 known.series.append(_stream_point(now, status, _rate(known.recent)))
+
+    def _forget_after(self, now: float) -> None:
+        for recent in self._recent.values():
+            _drop_after(recent, now)
+        _drop_after(self._series, now)
+        for known in self._streams.values():
+            _drop_after(known.recent, now)
+            _drop_after(known.series, now)
+            known.first_seen = min(known.first_seen, now)
+            known.next_point = min(known.next_point, now)
+            if known.lost_since is not None:
+                known.lost_since = min(known.lost_since, now)
 
     # ---- the cards
 
@@ -163,6 +182,12 @@ def _push(recent: deque[tuple[float, float]], now: float, total: float) -> None:
     recent.append((now, total))
     while len(recent) > 2 and now - recent[1][0] >= RATE_SECONDS:
         recent.popleft()
+
+
+def _drop_after(points: deque[Any], now: float) -> None:
+    """Points in the order of their times, which come first in each."""
+    while points and points[-1][0] >= now:
+        points.pop()
 
 
 def _rate(recent: deque[tuple[float, float]]) -> float | None:

@@ -12,6 +12,7 @@ import argparse
 import json
 import random
 import time
+from http.client import HTTPException
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -19,7 +20,8 @@ SUFFIX_TOKENS = 300
 
 
 def call(url: str, body: object = None) -> Any:
-    """GET, or POST of JSON; the answer's JSON, None for an empty one. Raises OSError."""
+    """GET, or POST of JSON; the answer's JSON, None for an empty one. Raises OSError, and HTTPException
+    for an answer that breaks off."""
     data = None if body is None else json.dumps(body).encode()
     request = Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - loopback
     with urlopen(request, timeout=5) as answer:  # noqa: S310
@@ -58,8 +60,8 @@ def main() -> None:
     while True:
         try:
             route_one(options.portal.rstrip("/"), rng)
-        except OSError:
-            time.sleep(1.0)  # The portal or an engine is starting or stopping.
+        except (OSError, HTTPException):
+            time.sleep(1.0)  # The portal or an engine is starting or stopping, maybe in an answer's middle.
         time.sleep(rng.expovariate(options.rate))
 
 

@@ -6,7 +6,8 @@ the name up here and finds the endpoint behind its guard, which is asked twice, 
 in two parts:
 
 1. `admit(head)`, before the body is read: an answer (401, 405, 413, 415, 503, ...) or an `Admission`;
-2. `Admission.answer(body)`, which runs the endpoint and turns whatever it raises into an answer.
+2. `Admission.answer(body)`, which runs the endpoint and turns whatever it raises into an answer; or
+   `Admission.refuse(error)`, when no body comes.
 
 The composition root installs the guarded endpoints when it starts and takes them away when it stops.
 """
@@ -90,6 +91,9 @@ class Admission(Protocol):
     """The shell stops reading a body that is longer, and hands over what it has."""
 
     def answer(self, body: bytes) -> Response: ...
+
+    def refuse(self, error: ApiError) -> Response:
+        """In place of `answer`, when the shell cannot bring a body."""
 
     def __enter__(self) -> Self: ...
 

@@ -39,6 +39,8 @@ class Times:
     """For the other side to confirm that a WebSocket closes."""
     tasks: float = 0.5
     """For tasks that were cancelled."""
+    arrival: float = 30.0
+    """For a request to arrive whole (Daphne hands nothing over before); then the connection is reset."""
     ping_interval: float = 20.0
     """From a WebSocket's answer to a ping (at first: from its opening) to the next ping."""
     ping_timeout: float = 20.0

@@ -8,7 +8,12 @@ What is different from Daphne's own `Server`:
 * Finished requests are forgotten at once. Daphne sweeps them once a second, which stalls the loop for
   tens of milliseconds at thousands of requests per second, and answers a failed request only then.
 * A request body is kept in memory up to a limit, and no further. Daphne writes it to a temporary
-  file, without a limit, and hands it over in pieces of 8 KiB.
+  file, without a limit, and hands it over in pieces of 8 KiB. Twisted would also parse every form, on the
+  event loop: 16 MiB of one keep it for many seconds, whoever sent them.
+* Bodies that are still arriving take a bounded amount of memory together, and each has a bounded time.
+  Nobody has looked at their token yet.
+* A connection that an answer calls closed is closed, and a client cannot choose the root path of the
+  application by a header.
 * A WebSocket whose client does not answer a ping is reset even if it sends messages all the time. Daphne
   pings only those that are silent, so what is sent to a client that never reads would pile up.
 * After the loop has ended, leftover tasks, the default executor and the loop itself are closed;
@@ -24,14 +29,18 @@ import socket
 import time
 from collections.abc import Callable
 from io import BytesIO
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.server import Server, reactor
 from daphne.ws_protocol import WebSocketProtocol
 
+from kvportal.guard import OVERLOADED
 from kvportal.server import Application, Times
 from kvportal.server.stopping import StopRequest
+from streams.http import Response, error_response
+from streams.wording import counted
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +49,10 @@ POLL_SECONDS = 0.02
 SWEEP_SECONDS = 1.0
 NO_TIMEOUT = -1
 CLOSE = (b"connection", b"close")
+BODIES_ARRIVING: Final = 16
+"""So many bodies of the greatest length may be arriving at once. One more is turned away with a 503."""
+SMALL_BODY_BYTES: Final = 64 * 1024
+"""A body that is no longer than this is never turned away."""
 
 
 def run_daphne(
@@ -98,6 +111,8 @@ class _Server(Server):
         self.max_body_bytes = max_body_bytes
         self.times = times
         self.stopping = False
+        self.arriving = 0
+        """Bytes kept of bodies whose end has not come."""
         self._port: Any = None  # an IListeningPort, once adopted
 
     def adopt(self, listener: socket.socket) -> None:
@@ -141,9 +156,13 @@ class _Server(Server):
             self.connections.pop(protocol, None)
 
     def application_checker(self) -> None:
-        """Only ends applications whose client has been gone for long; `_finished` does the rest."""
+        """Only ends applications whose client has been gone for long, and requests that do not arrive;
+        `_finished` does the rest."""
         now = time.time()
         for protocol, details in list(self.connections.items()):
+            if isinstance(protocol, _Request) and protocol.is_late(self.times.arrival):
+                protocol.channel.transport.abortConnection()
+                continue
             gone, task = details.get("disconnected"), details.get("application_instance")
             if gone and task and not task.done() and now - gone > self.application_close_timeout:
                 log.warning(
@@ -153,9 +172,10 @@ class _Server(Server):
         reactor.callLater(SWEEP_SECONDS, self.application_checker)
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
-        if self.stopping and message.get("type") == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), CLOSE]}
-            if protocol.channel is not None:
+        if message.get("type") == "http.response.start":
+            if self.stopping:
+                message = {**message, "headers": [*message.get("headers", ()), CLOSE]}
+            if CLOSE in map(tuple, message.get("headers", ())) and protocol.channel is not None:
                 protocol.channel.persistent = False  # Twisted closes after the answer, as the header says
         await super().handle_reply(protocol, message)
 
@@ -171,7 +191,8 @@ class _Server(Server):
                 await closing.asFuture(asyncio.get_running_loop())
         await self._until(lambda: not self._requests(), times.in_flight)
         if self._requests():
-            log.warning("%d requests were still being answered and are cut off", len(self._requests()))
+            cut_off = counted(len(self._requests()), "request")
+            log.warning("the server stops, and cuts off what is still being answered: %s", cut_off)
         for protocol in self._websockets():
             protocol.sendCloseFrame(code=GOING_AWAY, reasonUtf8=b"the server stops", isReply=False)
         await self._until(lambda: not self._websockets(), times.websockets)
@@ -215,18 +236,77 @@ class _Request(WebRequest):
     """A request whose body stays in memory and is cut one byte after the limit.
 
     That byte tells the application that the body is too long; the rest is read and dropped, because a
-    client that is still sending would not see an answer.
+    client that is still sending would not see an answer. The same is done with a body that there is no
+    room for.
     """
+
+    uri: bytes
+    path: bytes
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, parsePOSTFormSubmission=False)
+        self.turned_away = False
+        self._began = time.monotonic()
+        self._arrived = False
+        self._kept = 0
+
+    def is_late(self, seconds: float) -> bool:
+        """Whether it is still arriving after so many seconds."""
+        waiting = not self._arrived and self.channel is not None
+        return waiting and time.monotonic() - self._began > seconds
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802 - Twisted's name
         self.content = BytesIO()
-        self._room = self.server.max_body_bytes + 1
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802 - Twisted's name
-        if self._room > 0:
-            kept = data if len(data) <= self._room else data[: self._room]
-            self._room -= len(kept)
+        server, kept = self.server, data[: self.server.max_body_bytes + 1 - self._kept]
+        room = BODIES_ARRIVING * server.max_body_bytes - server.arriving
+        if self._kept + len(kept) > SMALL_BODY_BYTES and len(kept) > room:
+            self.turned_away = True
+            self._release()
+        if not self.turned_away:
+            self._kept += len(kept)
+            server.arriving += len(kept)
             self.content.write(kept)
+
+    def process(self) -> Any:
+        self._arrived = True
+        if self.turned_away:
+            self._answer(error_response(OVERLOADED))
+            return None
+        self.requestHeaders.removeHeader(b"daphne-root-path")
+        if not self.uri.startswith(b"/"):
+            self._take_absolute_form()
+        processing = super().process()
+        self._release()
+        return processing
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802 - Twisted's name
+        self._release()
+        super().connectionLost(reason)
+
+    def _release(self) -> None:
+        """What was kept is the application's by now, or nobody's."""
+        self.server.arriving -= self._kept
+        self._kept = 0
+        self.content = BytesIO()
+
+    def _take_absolute_form(self) -> None:
+        """A client that believes to speak to a proxy names the whole URL."""
+        try:
+            parts = urlsplit(self.uri)
+        except ValueError:
+            return
+        if parts.scheme in (b"http", b"https") and parts.netloc:
+            self.path = parts.path or b"/"
+            self.uri = self.path + (b"?" + parts.query if parts.query else b"")
+
+    def _answer(self, response: Response) -> None:
+        """Without the application."""
+        headers = {"content-type": response.content_type, "content-length": str(len(response.body))}
+        pairs = [(key.encode(), value.encode()) for key, value in {**headers, **response.headers}.items()]
+        self.handle_reply({"type": "http.response.start", "status": response.status, "headers": pairs})
+        self.handle_reply({"type": "http.response.body", "body": response.body})
 
 
 class _HTTPFactory(HTTPFactory):

@@ -21,12 +21,13 @@ class ServeError(Exception):
 
 def serve(config: Config, output: Output) -> None:
     """Serves until SIGTERM or Ctrl-C. Raises ServeError with a sentence when it cannot start."""
-    from kvportal.asgi import application
-    from kvportal.runtime import Runtime
-    from kvportal.server.daphne_server import run_daphne
-
     times = Times(drain=config.drain_seconds)
     with StopRequest(STOP_SECONDS + times.drain) as stop:
+        # These take a while, in which a signal has its meaning already.
+        from kvportal.asgi import application
+        from kvportal.runtime import Runtime
+        from kvportal.server.daphne_server import run_daphne
+
         try:
             if config.server == "uvicorn":
                 require_uvicorn()

@@ -53,6 +53,12 @@ class StopRequest:
         """
         self._callback = callback
         if self.requested:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Once, even if the signal comes while `on_request` is at work."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
             callback()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -65,8 +71,7 @@ class StopRequest:
         self._watchdog = threading.Timer(self._seconds, self._end)
         self._watchdog.daemon = True
         self._watchdog.start()
-        if self._callback is not None:
-            self._callback()
+        self._tell()
 
     def _end(self) -> None:
         names = ", ".join(sorted(thread.name for thread in threading.enumerate() if not thread.daemon))

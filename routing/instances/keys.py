@@ -151,9 +151,9 @@ class KeyTable:
 
     def _remember(self, event: KeyEvent, split: tuple[Role | None, str] | None) -> None:
         """Take a registration in, if it is one and valid, so that those after it are compared with it."""
-        if split is None or split[0] is None or event.value is None:
+        role, name = split or (None, "")
+        if role is None or event.value is None:
             return
-        role, name = split
         with suppress(InvalidInputError):  # noted when its turn comes
             registration = parse_registration(name, event.value, role)
             self._entries.setdefault(name, {})[event.key] = _Entry(event.mod_revision, registration)

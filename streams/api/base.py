@@ -76,7 +76,7 @@ def _http_response(response: Response, body: bytes) -> HttpResponse:
     if not response.body:
         del answered["Content-Type"]
     if response.status != 204:
-        answered["Content-Length"] = str(len(body))
+        answered["Content-Length"] = str(len(response.body))  # to HEAD as well: of what GET would get
     for key, value in response.headers.items():
         answered[key] = value
     return answered

@@ -88,6 +88,14 @@ def test_order_and_outcome_make_one_audit_row_however_often_they_are_recorded() 
 
 
 @pytest.mark.django_db
+def test_an_order_is_in_the_audit_before_anything_came_of_it() -> None:
+    history, placed = History("here"), order()
+    history.record_order(placed)
+    assert history.step()
+    assert ResyncRequest.objects.get().order == placed
+
+
+@pytest.mark.django_db
 def test_outcome_alone_brings_its_order_along() -> None:
     history = History("here")
     history.record_outcome(outcome(order()))
@@ -237,14 +245,81 @@ def test_chores_run_when_they_are_due_and_survive_their_own_mistakes() -> None:
 
 
 def test_chore_can_be_hurried() -> None:
-    runs: list[float] = []
+    runs: list[str] = []
     history = History("here", monotonic=Clock())
-    history.add_chore("slow", 3600.0, runs.append)
-    history.add_chore("other", 3600.0, runs.append)
+    history.add_chore("slow", 3600.0, lambda now: runs.append("slow"))
+    history.add_chore("other", 3600.0, lambda now: runs.append("other"))
     history.step()
     history.hurry("slow")
     history.step()
-    assert len(runs) == 3
+    assert runs == ["slow", "other", "slow"]
+
+
+@pytest.mark.django_db
+def test_pauses_grow_while_the_database_fails_and_begin_anew(
+    broken_database: Callable[[bool], None],
+) -> None:
+    history, pauses = History("here"), []
+    history.record_change(change())
+    for broken in [True] * 7 + [False, True]:
+        broken_database(broken)
+        history.record_change(change())
+        history.step()
+        pauses.append(history._retry_in)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 0, 1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_quiet_thread_wakes_when_it_is_hurried_and_when_it_is_stopped() -> None:
+    runs: list[float] = []
+    history = History("here")
+    history.add_chore("slow", 3600.0, runs.append)
+    history.start()
+    wait_until(lambda: len(runs) == 1)
+    history.hurry("slow")
+    wait_until(lambda: len(runs) == 2)
+    history.stop(60)
+    assert not history.running
+
+
+@pytest.mark.django_db(transaction=True)
+def test_new_records_do_not_hurry_the_next_try_and_a_stop_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "RETRY_SECONDS", (600.0, 600.0))
+    tries = []
+
+    def fail(*_: object) -> None:
+        tries.append(1)
+        raise OperationalError("no route to the database")
+
+    monkeypatch.setattr(records, "write_changes", fail)
+    history = History("here")
+    history.start()
+    history.record_change(change())
+    wait_until(lambda: history.health().error is not None)
+    for _ in range(20):
+        history.record_change(change())
+        history.hurry("nothing")
+    history.stop(60)
+    assert not history.running
+    assert len(tries) <= 3  # the first, one round that the stop cuts short, and the last
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_thread_tries_again_by_itself(
+    broken_database: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "RETRY_SECONDS", (0.01, 0.02))
+    broken_database(True)
+    history = History("here")
+    history.start()
+    try:
+        history.record_change(change())
+        wait_until(lambda: history.health().error is not None)
+        broken_database(False)
+        wait_until(lambda: history.health() == history_module.HistoryHealth(0, 0, 0, None))
+    finally:
+        history.stop(60)
+    assert StreamStateChange.objects.count() == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -375,9 +450,11 @@ def test_a_database_answers_again_only_once_it_was_asked(caplog: pytest.LogCaptu
     def chore(_now: float) -> None:
         if failing[0]:
             raise OperationalError("file is not a database")
+        records.read_replicas()
 
     history = History("here", clock=clock, monotonic=clock)
     history.add_chore("replica", 3.0, chore)
+    history.add_chore("needs no database", 0.5, lambda now: None)
     with caplog.at_level("INFO", "kvportal.history"):
         history.step()
         for _ in range(5):
@@ -414,4 +491,5 @@ def test_a_database_that_says_nothing_counts_as_failing() -> None:
     finally:
         answers.set()
         history.stop(60)
+    clock.now += 3600
     assert history.health().error is None

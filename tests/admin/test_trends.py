@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from kvportal.trends import CARD_COLUMNS, SERIES_SECONDS, Totals, Trends, event_count
 from streams.spec import StreamId
 from tests.admin.values import NOW, lost, spec, status
@@ -92,26 +94,29 @@ def test_stream_is_lost_since_it_failed_however_often_it_tries() -> None:
 
 def test_a_clock_that_is_set_back_costs_what_it_took_back_and_nothing_else() -> None:
     trends = Trends()
-    stream = spec().id
+    counts = itertools.count(10, 10)
 
-    def watch(since: float, seconds: int) -> None:
-        nonlocal count
+    def watch(since: float, seconds: int) -> tuple[list, list]:
+        """The times of the points, of the cards and of the stream."""
         for second in range(seconds):
-            count += 10
+            count = next(counts)
             trends.observe(since + second, [status(counters={"events:x": count})], Totals(queries=count))
+        assert (trends.rate("events"), trends.rate("queries")) == (10.0, 10.0)
+        assert trends.stream_rate(spec().id) == 10.0
+        own = trends.stream_series(spec().id)
+        assert own is not None
+        return trends.series()["at"], own["at"]
 
-    count = 0
     watch(NOW, 60)
-    watch(NOW + 30, 60)
-    for at in (trends.series()["at"], trends.stream_series(stream)["at"]):
-        assert at == sorted(set(at))
-        assert (at[0], at[-1] >= NOW + 85) == (NOW, True)
-    assert (trends.rate("events"), trends.rate("queries"), trends.stream_rate(stream)) == (10.0, 10.0, 10.0)
-    watch(NOW - 86_400, 60)
-    assert trends.series()["at"] == [NOW - 86_400 + second for second in range(60)]
-    assert len(trends.stream_series(stream)["at"]) == 12
-    assert (trends.rate("events"), trends.rate("queries"), trends.stream_rate(stream)) == (10.0, 10.0, 10.0)
-    assert trends.first_seen(stream) == NOW - 86_400
+    cards, stream = watch(NOW + 30, 60)
+    assert cards == [NOW + second for second in range(90)]
+    assert stream == sorted(set(stream))
+    assert stream[0] == NOW
+    assert stream[-1] >= NOW + 85
+    cards, stream = watch(NOW - 86_400, 60)
+    assert cards == [NOW - 86_400 + second for second in range(60)]
+    assert len(stream) == 12
+    assert trends.first_seen(spec().id) == NOW - 86_400
 
 
 def test_a_stream_is_not_lost_since_a_time_that_has_not_come() -> None:

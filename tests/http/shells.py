@@ -229,9 +229,12 @@ def converse(
     path: str,
     headers: Mapping[str, str],
     messages: Iterable[Mapping[str, Any]],
-    application: FastPath | None = None,
+    application: Any = None,
+    *,
+    again: Mapping[str, str] | None = None,
 ) -> Answer | None:
-    """One ASGI conversation. After `messages` nothing more arrives; None when nothing was answered."""
+    """One ASGI conversation. After `messages` nothing more arrives; None when nothing was answered.
+    `again`: headers that come behind the others, also under the same names."""
     django: Any = get_asgi_application()
     application = application or FastPath(django, max_body_bytes=MAX_BODY)
     scope = {
@@ -245,7 +248,7 @@ def converse(
         "query_string": b"",
         "root_path": "",
         "headers": [
-            *((k.lower().encode(), v.encode("latin-1")) for k, v in headers.items()),
+            (k.lower().encode(), v.encode("latin-1")) for k, v in (*headers.items(), *(again or {}).items())
         ],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import jsonschema  # type: ignore[import-untyped]
 import numpy as np
 import orjson

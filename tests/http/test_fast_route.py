@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from django.core.asgi import get_asgi_application
 
 from kvportal.fastpath import FastPath
 from streams import http
@@ -64,6 +65,9 @@ def test_a_body_that_stops_arriving_is_given_up(portal):
     answer = converse("POST", QUERY, HEADERS, messages, application)
     assert answer is not None
     assert (answer.status, answer.code) == (408, "body_timeout")
+    assert answer.headers["connection"] == "close"
+    counted = 'kvportal_http_responses_total{endpoint="query",status="408"} 1.0'
+    assert counted in portal.metrics.render().decode()
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", QUERY), ("PUT", INSTANCE), ("POST", "/admin/login/")])
@@ -121,6 +125,33 @@ def test_two_tokens_in_one_request_are_no_token(portal):
     scope = {"type": "http", "method": "POST", "path": QUERY, "headers": headers}
     asyncio.run(FastPath(no_django, max_body_bytes=MAX_BODY)(scope, not_read, send))
     assert sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize("first", ["", "nonsense"])
+def test_what_comes_before_a_valid_token_is_not_overlooked_in_either_shell(portal, first):
+    headers = JSON | {"x-internal-token": first}
+    django: Any = get_asgi_application()
+    for application in (FastPath(no_django, max_body_bytes=MAX_BODY), django):
+        answer = converse(
+            "POST",
+            QUERY,
+            headers,
+            chunks(b'{"token_ids":[]}'),
+            application,
+            again={"x-internal-token": shells.TOKEN},
+        )
+        assert answer is not None
+        assert answer.status == 401
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+def test_head_announces_the_length_that_get_has(ask, portal, path):
+    lengths = []
+    for method in ("GET", "HEAD"):
+        answer = ask(method, path)
+        assert bool(answer.body) == (method == "GET")
+        lengths.append({key.lower(): value for key, value in answer.headers.items()}["content-length"])
+    assert lengths[0] == lengths[1] != "0"
 
 
 def test_probes_do_not_need_django(portal):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import httpx
 
-from scripts.supervisor import free_ports
 from tests.support.processes import ManagedProcess
 from tests.support.waiting import wait_until
 
@@ -47,12 +46,9 @@ class Portal:
 
     @classmethod
     def uvicorn(cls, data_dir: Path, **variables: str) -> Portal:
-        """Plain uvicorn on the ASGI application."""
-        [port] = free_ports(1)
-        command = [sys.executable, "-m", "uvicorn", "kvportal.asgi:application", f"--port={port}"]
-        portal = cls(data_dir, command, environment(data_dir, **variables))
-        portal.url = f"http://127.0.0.1:{port}"
-        return portal
+        """Plain uvicorn on the ASGI application, on a port that the system chooses."""
+        command = [sys.executable, "-m", "uvicorn", "kvportal.asgi:application", "--port=0"]
+        return cls(data_dir, command, environment(data_dir, **variables))
 
     def ready(self) -> Portal:
         """Waits until it serves; fails with its output when it ends instead."""
@@ -60,7 +56,7 @@ class Portal:
         def serving() -> bool:
             assert self.process.running, f"it ended with {self.process.returncode}:\n{self.process.output()}"
             if not self.url:
-                found = re.search(r"kvportal serves (\S+) ", self.process.output())
+                found = re.search(r"(?:kvportal serves|Uvicorn running on) (\S+) ", self.process.output())
                 self.url = found[1] if found else ""
             return bool(self.url) and self.answers("/livez")
 

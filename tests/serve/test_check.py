@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts.supervisor import free_ports
 from streams.simulator import Publisher
+from tests.instances.support import closed_port
 from tests.serve.portal import CHECKOUT, environment
 
 
@@ -49,8 +49,7 @@ def test_a_busy_port_fails(data_dir):
 
 
 def test_each_endpoint_of_static_streams_is_tried(data_dir, tmp_path):
-    [closed] = free_ports(1)
-    with socket.create_server(("127.0.0.1", 0)) as engine:
+    with socket.create_server(("127.0.0.1", 0)) as engine, closed_port() as closed:
         opened = engine.getsockname()[1]
         stream = {
             "instance_name": "a",
@@ -97,16 +96,16 @@ def test_a_file_that_is_no_database_fails(data_dir):
 
 
 def test_what_is_away_fails_without_showing_passwords(data_dir):
-    redis, etcd, postgres = free_ports(3)
-    status, lines = check(
-        data_dir,
-        "--instance-source=etcd",
-        f"--etcd-addr=127.0.0.1:{etcd}",
-        KVPORTAL_REDIS_URL=f"redis://:s3cret@127.0.0.1:{redis}/0",
-        KVPORTAL_DATABASE_URL=f"postgres://portal:s3cret@127.0.0.1:{postgres}/portal",
-        ETCD_USERNAME="portal",
-        ETCD_PASSWORD="s3cret",
-    )
+    with closed_port() as redis, closed_port() as etcd, closed_port() as postgres:
+        status, lines = check(
+            data_dir,
+            "--instance-source=etcd",
+            f"--etcd-addr=127.0.0.1:{etcd}",
+            KVPORTAL_REDIS_URL=f"redis://:s3cret@127.0.0.1:{redis}/0",
+            KVPORTAL_DATABASE_URL=f"postgres://portal:s3cret@127.0.0.1:{postgres}/portal",
+            ETCD_USERNAME="portal",
+            ETCD_PASSWORD="s3cret",
+        )
     assert status == 1
     failed = [line for line in lines if line.startswith("FAIL")]
     assert [line.split(":")[0] for line in failed] == [

@@ -55,7 +55,9 @@ class Lifespan:
         return answer
 
 
-async def request(application: Application, path: str, server: tuple[str, int | None] | None) -> int:
+async def request(
+    application: Application, path: str, server: tuple[str, int | None] | None, *, root_path: str = ""
+) -> int:
     """The status of a GET that came in on the address `server`."""
     sent: list[Any] = []
     said: asyncio.Queue[Any] = asyncio.Queue()
@@ -75,7 +77,7 @@ async def request(application: Application, path: str, server: tuple[str, int | 
         "client": ("127.0.0.1", 1),
         "scheme": "http",
         "http_version": "1.1",
-        "root_path": "",
+        "root_path": root_path,
     }
     await application(scope, said.get, send)
     status: int = sent[0]["status"]
@@ -109,14 +111,44 @@ async def test_without_a_token_only_loopback_addresses_answer_the_internal_api(
     assert await request(application, "/v1/internal/streams", ("127.0.0.1", 80)) == 503
 
 
+@pytest.mark.django_db(transaction=True)
+async def test_a_server_that_starts_again_gets_a_portal_that_runs():
+    application = Application()
+    for _ in range(2):
+        lifespan = Lifespan(application)
+        assert (await lifespan.say("startup"))["type"] == "lifespan.startup.complete"
+        assert await request(application, "/livez", ("127.0.0.1", 80)) == 200
+        assert (await lifespan.say("shutdown"))["type"] == "lifespan.shutdown.complete"
+        await lifespan.task
+        assert await request(application, "/livez", ("127.0.0.1", 80)) == 503
+
+
 @pytest.mark.parametrize(
-    ("path", "server", "exposed"),
+    ("path", "root_path", "server", "exposed"),
     [
-        ("/v1/internal/streams", ("10.0.0.7", 80), True),
-        ("/v1/internal/streams", ("::1", 80), False),
-        ("/v1/internal/streams", ("/run/portal.sock", None), False),
-        ("/admin/", ("10.0.0.7", 80), False),
+        ("/v1/internal/streams", "", ("10.0.0.7", 80), True),
+        ("/v1/internal/streams", "", ("::1", 80), False),
+        ("/v1/internal/streams", "", ("/run/portal.sock", None), False),
+        ("/admin/", "", ("10.0.0.7", 80), False),
+        ("/portal/v1/internal/streams", "/portal", ("10.0.0.7", 80), True),
+        ("/portal/v1/internal/streams", "", ("10.0.0.7", 80), False),
+        ("/v1/internal/streams", "/v1", ("10.0.0.7", 80), True),
+        ("/portal/admin/", "/portal", ("10.0.0.7", 80), False),
     ],
 )
-def test_what_counts_as_exposed(path, server, exposed):
-    assert is_exposed({"path": path, "server": server}) is exposed
+def test_what_counts_as_exposed(path, root_path, server, exposed):
+    assert is_exposed({"path": path, "root_path": root_path, "server": server}) is exposed
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_a_root_path_opens_nothing_to_other_machines():
+    application = Application()
+    lifespan = Lifespan(application)
+    await lifespan.say("startup")
+    try:
+        below = "/portal/v1/internal/streams"
+        assert await request(application, below, ("10.0.0.7", 80), root_path="/portal") == 403
+        assert await request(application, below, ("127.0.0.1", 80), root_path="/portal") == 200
+    finally:
+        await lifespan.say("shutdown")
+    await lifespan.task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import socket
 import sys
 
@@ -13,6 +14,7 @@ from kvportal.origin import is_own_origin
 from kvportal.process import ProcessError, prepare_process
 from kvportal.server import uvicorn_server
 from kvportal.server.listening import ListenError, listen, listening_url
+from kvportal.server.stopping import StopRequest
 from kvportal.server.uvicorn_server import UvicornMissingError, require_uvicorn
 
 
@@ -61,6 +63,37 @@ def test_a_missing_uvicorn_is_explained(monkeypatch):
     monkeypatch.setattr(uvicorn_server.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UvicornMissingError, match=r"pip install 'kvportal\[uvicorn\]'"):
         require_uvicorn()
+
+
+class Interrupted(StopRequest):
+    """The signal comes between two steps of `on_request`."""
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name == "_callback" and value is not None:
+            self._handle(signal.SIGTERM, None)
+
+
+def test_a_stop_is_told_once_whenever_the_signal_comes():
+    told = []
+    stop: StopRequest = Interrupted(60)
+    stop.on_request(lambda: told.append("at the same time"))
+    stop._watchdog.cancel()
+    assert told == ["at the same time"]
+
+    stop = StopRequest(60)
+    stop._handle(signal.SIGTERM, None)
+    stop._watchdog.cancel()
+    stop.on_request(lambda: told.append("before"))
+    stop._handle(signal.SIGTERM, None)
+    assert told[1:] == ["before"]
+
+    stop = StopRequest(60)
+    stop.on_request(lambda: told.append("after"))
+    stop._handle(signal.SIGTERM, None)
+    stop._handle(signal.SIGTERM, None)
+    stop._watchdog.cancel()
+    assert told[2:] == ["after"]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
 from kvportal.database import why_unusable
-from scripts.supervisor import free_ports
+from tests.instances.support import closed_port
 from tests.serve.conftest import STAFF
 from tests.serve.portal import Portal, environment, sign_in
 from tests.support.waiting import wait_until
@@ -91,6 +91,16 @@ def test_a_signal_ends_it_with_status_0_and_frees_the_port(data_dir, hangup_coun
         assert portal.refuses_connections()
         assert "Traceback" not in portal.process.output()
         assert "cut short" not in portal.process.output()
+
+
+def test_the_end_does_not_wait_for_the_interpreter_to_tidy_up(data_dir, tmp_path):
+    """That takes half a second of a core, unwatched, after all is done."""
+    tidying = "import atexit; atexit.register(lambda: print('tidying up', flush=True))\n"
+    (tmp_path / "sitecustomize.py").write_text(tidying)
+    with Portal.serve(data_dir, PYTHONPATH=str(tmp_path)) as portal:
+        portal.ready().signal(signal.SIGTERM)
+        assert portal.ended() == 0
+        assert "tidying up" not in portal.process.output()
 
 
 @both_servers
@@ -296,26 +306,58 @@ def test_faults_end_it_with_status_2_and_a_line_for_each(data_dir):
         ]
 
 
-def test_a_database_that_does_not_answer_does_not_keep_it_from_starting(data_dir):
-    [port] = free_ports(1)
-    url = f"postgres://portal@127.0.0.1:{port}/portal"
-    with Portal.serve(data_dir, KVPORTAL_DATABASE_URL=url) as portal:
+@both_servers
+def test_a_database_that_does_not_answer_does_not_keep_it_from_starting(data_dir, server):
+    with (
+        closed_port() as port,
+        Portal.serve(
+            data_dir,
+            f"--server={server}",
+            KVPORTAL_DATABASE_URL=f"postgres://portal@127.0.0.1:{port}/portal",
+        ) as portal,
+    ):
         portal.ready()
         assert "the database does not answer" in portal.process.output()
+        with pytest.raises(InvalidStatus) as refused:
+            connect(
+                portal.url.replace("http", "ws") + "/ws/ops/",
+                origin=Origin(portal.url),
+                additional_headers={"Cookie": "sessionid=somebody-or-other"},
+            )
+        assert refused.value.response.status_code == 403
+        wait_until(lambda: "a page is not let in" in portal.process.output())
+        for complaint in ("the application failed", "Exception in ASGI application"):
+            assert complaint not in portal.process.output()
         portal.signal(signal.SIGTERM)
         assert portal.ended() == 0
 
 
 def test_a_signal_while_it_starts_ends_it(data_dir):
     """The start hangs in a database that takes the connection and says nothing."""
-    [port] = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgres://portal@127.0.0.1:{silent.getsockname()[1]}/portal"
-        with Portal.serve(data_dir, f"--http-server-port={port}", KVPORTAL_DATABASE_URL=url) as portal:
+        with Portal.serve(data_dir, KVPORTAL_DATABASE_URL=url) as portal:
             client, _ = silent.accept()
             with client:
                 portal.signal(signal.SIGTERM)
                 assert portal.ended() == 0
+
+
+@both_servers
+def test_a_signal_while_it_loads_its_parts_ends_it(data_dir, tmp_path, server):
+    """Sent from within, when the first of them is looked for."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'kvportal.asgi':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+    )
+    with Portal.serve(data_dir, f"--server={server}", PYTHONPATH=str(tmp_path)) as portal:
+        assert portal.ended() == 0
+        assert "kvportal serves" not in portal.process.output()
+        assert "Traceback" not in portal.process.output()
 
 
 class TestWebSocket:

@@ -14,6 +14,7 @@ import pytest
 from scripts.supervisor import free_ports
 from streams.simulator import Publisher
 from streams.simulator.messages import block_stored
+from tests.instances.support import closed_port
 from tests.serve.portal import CHECKOUT, Portal
 from tests.support.waiting import wait_until
 
@@ -161,9 +162,11 @@ def test_an_events_file_that_follows_nothing_makes_nothing_ready(data_dir, tmp_p
 
 
 def test_a_portal_without_etcd_says_so_and_stops_in_time(data_dir, tmp_path):
-    [port] = free_ports(1)
-    flags = ("--instance-source=etcd", f"--etcd-addr=127.0.0.1:{port}")
-    with Portal.serve(data_dir, *flags, KVPORTAL_INTERNAL_API_TOKEN="t") as portal:
+    flags = ("--instance-source=etcd", "--etcd-addr")
+    with (
+        closed_port() as port,
+        Portal.serve(data_dir, *flags, f"127.0.0.1:{port}", KVPORTAL_INTERNAL_API_TOKEN="t") as portal,
+    ):
         api = Api(portal.ready())
         with api.client:
             source = api.get("instances")["source"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -19,7 +20,9 @@ MAX_BODY_BYTES = 1_000_000
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
     """/boom fails, /stuck never answers, /connections and /messages count, /tasks/leave leaves a task,
-    /flood sends and sends, /flooded counts those it sends to."""
+    /flood sends and sends, /flooded counts those it sends to, /fields those that were read out of a form,
+    /arriving the bytes of unfinished bodies and those turned away, /refusal closes its connection, /root
+    tells what stands around the path."""
     await {"lifespan": lifespan, "websocket": websocket, "http": answer}[scope["type"]](scope, receive, send)
 
 
@@ -55,7 +58,16 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     text = {"/flooded": str(len(_flooded)), "/messages": f"{messages} {size}"}.get(path, "ok")
     if path == "/connections":
         text = str(len(send.func.__self__.connections))
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if path == "/fields":
+        text = str(len(send.args[0].args))
+    if path == "/arriving":
+        server = send.func.__self__
+        turned_away = sum(getattr(each, "turned_away", False) for each in server.connections)
+        text = f"{server.arriving} {turned_away}"
+    headers = [(b"connection", b"close")] if path == "/refusal" else []
+    if path == "/root":
+        text = f"{scope['root_path']!r} {scope['query_string']!r}"
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": text.encode()})
 
 
@@ -84,7 +96,9 @@ def main() -> None:
         listener = listen("127.0.0.1", 0)
         sys.stdout.write(f"kvportal serves {listening_url(listener)} \n")
         sys.stdout.flush()
-        times = Times(in_flight=0.2, ping_interval=1, ping_timeout=2)
+        arrival = float(os.environ.get("TOY_ARRIVAL", "120"))
+        ping_timeout = float(os.environ.get("TOY_PING_TIMEOUT", "2"))
+        times = Times(in_flight=0.2, ping_interval=1, ping_timeout=ping_timeout, arrival=arrival)
         if sys.argv[1:] == ["uvicorn"]:
             run_uvicorn(application, listener, stop, times, on_drain=lambda: None)
             return

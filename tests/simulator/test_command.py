@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import socket
@@ -15,7 +16,6 @@ from django.core.management import CommandParser
 
 from kvportal.management.commands.simulate_engine import Command
 from routing.instances.model import Role
-from scripts.supervisor import free_ports
 from tests.simulator.peers import END, peer
 from tests.simulator.test_registration import RegistryServer
 from tests.support.processes import ManagedProcess
@@ -127,8 +127,10 @@ def test_endpoints_of_ones_own_and_a_portal_that_is_away(start: Callable[..., Ru
 
 
 def test_a_taken_http_port_ends_it_and_says_so(start: Callable[..., Running]) -> None:
-    port, events, replay = sorted(free_ports(3))
-    with socket.create_server(("127.0.0.1", port)):
+    # Behind the ports that the system hands out, so that nobody takes these two meanwhile.
+    events, replay = random.sample(range(61_000, 65_536), 2)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
         offsets = (f"--event-port-offset={events - port}", f"--replay-port-offset={replay - port}")
         engine = start(f"--port={port}", *offsets)
         assert engine.process.wait(START_TIMEOUT) == 1

@@ -242,3 +242,21 @@ def test_even_a_killed_demo_leaves_nothing_behind(start_demo: Callable[..., Runn
     children = demo.wait_until_up()
     demo.process.kill()
     assert_all_ended(children)
+
+
+def test_the_gateway_outlives_an_answer_that_breaks_off(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as portal:
+        portal.settimeout(START_TIMEOUT)
+        url = f"http://127.0.0.1:{portal.getsockname()[1]}"
+        gateway = ManagedProcess(
+            [sys.executable, "-m", "scripts.demo_gateway", url], tmp_path / "gateway.log", cwd=ROOT
+        )
+        try:
+            for _ in range(2):
+                client, _ = portal.accept()
+                with client:
+                    client.recv(65536)
+                    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+            assert gateway.running, gateway.tail()
+        finally:
+            gateway.kill()

@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import threading
 from typing import Any, NoReturn
 
 from django.core.management.base import (
@@ -24,6 +25,8 @@ from kvportal.config.faults import ConfigError, Faults
 from kvportal.config.flags import add_flags, flag_texts, hyphenated, variables_help
 from kvportal.config.load import build_config
 from kvportal.config.model import Config
+
+log = logging.getLogger(__name__)
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -104,6 +107,10 @@ def _leave() -> NoReturn:
     """End the process after a stop that was asked for. Everything has been written, joined and closed. What
     is left is the interpreter's own end, object by object: on a busy machine that takes longer than the
     five seconds which are promised, and no watchdog runs meanwhile."""
+    main = threading.current_thread()
+    left = sorted(each.name for each in threading.enumerate() if not each.daemon and each is not main)
+    if left:  # most likely one that waits for a database on behalf of somebody's request
+        log.warning("the process ends although these are still running: %s", ", ".join(left))
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
