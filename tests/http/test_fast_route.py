@@ -79,6 +79,19 @@ def test_a_body_that_grows_too_long_is_refused_without_being_announced(portal, m
     assert answer.headers["connection"] == "close"
 
 
+def test_an_answer_that_has_begun_is_finished_although_the_body_grows_too_long():
+    async def early(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while (await receive())["type"] == "http.request":
+            pass
+        await send({"type": "http.response.body", "body": b"done"})
+
+    endless = iter(lambda: {"type": "http.request", "body": b" " * 4096, "more_body": True}, None)
+    answer = converse("POST", "/admin/", HEADERS, endless, FastPath(early, max_body_bytes=MAX_BODY))
+    assert answer is not None
+    assert (answer.status, answer.body) == (200, b"done")
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", QUERY), ("PUT", INSTANCE)])
 def test_a_body_that_is_announced_as_too_long_is_not_read(portal, method, path):
     announced = HEADERS | {"content-length": str(MAX_BODY + 1)}
