@@ -209,12 +209,22 @@ class Commands:
         return True
 
     async def _send(self, order: ResyncOrder) -> None:
+        """Also sees to it that this replica carries the order out in time, whatever becomes of the message:
+        the history's thread, which does the same, may be waiting for the database."""
+        asyncio.get_running_loop().call_later(NUDGE_SECONDS, self._without_message, order)
         try:
             await get_channel_layer().group_send(GROUP, {"type": MESSAGE_TYPE, "order": order.to_message()})
         except Exception:
             log.exception(
                 "the channel layer did not take an order; other replicas will find it in the database"
             )
+            self.carry_out(order)
+
+    def _without_message(self, order: ResyncOrder) -> None:
+        with self._lock:
+            lost = order.key in self._placed
+        if lost:
+            log.warning("the channel layer lost an order, which is carried out without it")
             self.carry_out(order)
 
     async def _supervise(self) -> None:

@@ -258,6 +258,20 @@ async def test_lost_message_delays_an_order_and_does_not_lose_it(
     assert len(attached.directory.told) == 2
 
 
+async def test_order_is_carried_out_although_neither_the_layer_nor_the_database_answers(
+    attached: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history's thread, which looks after lost messages, waits for the database meanwhile."""
+
+    async def hang(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(commands_module, "NUDGE_SECONDS", 0.01)
+    monkeypatch.setattr(commands_module.get_channel_layer(), "group_send", hang)
+    attached.commands.order(order())
+    await until(lambda: len(attached.directory.told) == 2)
+
+
 async def test_channel_layer_that_fails_is_done_without(
     attached: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:

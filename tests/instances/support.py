@@ -15,6 +15,8 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from routing.instances.etcd import EtcdSettings
+from routing.instances.model import HealthState
+from routing.instances.registry import InstanceRegistry
 from scripts.supervisor import free_ports
 from tests.support.processes import PORT_ATTEMPTS, START_TIMEOUT, EtcdServer
 from tests.support.waiting import wait_until
@@ -128,6 +130,21 @@ def closed_port() -> Iterator[int]:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
+
+
+def states_of(registry: InstanceRegistry, name: str) -> list[HealthState | None]:
+    """The states of an instance from now on, in order, also those that nobody came to see in time; None while
+    it is not known."""
+    states: list[HealthState | None] = []
+
+    def look() -> None:
+        view = registry.snapshot().by_name.get(name)
+        state = None if view is None else view.state
+        if states[-1:] != [state]:
+            states.append(state)
+
+    registry.subscribe(look)
+    return states
 
 
 @contextmanager

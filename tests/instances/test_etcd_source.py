@@ -28,7 +28,14 @@ from routing.instances.probe import ProbeSettings
 from routing.instances.registry import InstanceRegistry
 from routing.instances.sources import EtcdSource, Instances
 from tests.instances.proxy import Proxy
-from tests.instances.support import Engine, TestEtcd, closed_port, quick_settings, registration_value
+from tests.instances.support import (
+    Engine,
+    TestEtcd,
+    closed_port,
+    quick_settings,
+    registration_value,
+    states_of,
+)
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.needs("etcd")
@@ -179,13 +186,14 @@ def test_a_suspect_engine_recovers_by_heartbeats(common_etcd: TestEtcd) -> None:
     with site_on(common_etcd, HealthSettings(0.3, 60.0)) as site:
         site.register("one")
         site.wait(ACTIVE)
-        site.client.delete(site.key())
-        site.wait(LEASE_LOST)
-        site.wait(SUSPECT)
         registry = site.instances.registry
+        states = states_of(registry, site.engine.name)
+        site.client.delete(site.key())
+        wait_until(lambda: states[-2:] == [LEASE_LOST, SUSPECT])
+        seen = len(states)
         assert registry.heartbeat(site.engine.name, "two") is HeartbeatResult.OTHER_INCARNATION
         assert registry.heartbeat(site.engine.name, "one") is HeartbeatResult.ACCEPTED
-        assert site.state() is LEASE_LOST
+        assert states[seen] is LEASE_LOST
 
 
 def test_the_first_list_decides_the_roles_of_mix_by_the_order_of_creation(common_etcd: TestEtcd) -> None:
@@ -357,7 +365,7 @@ def test_the_load_of_a_process_that_was_replaced_is_not_written(own_etcd: TestEt
 def test_the_load_of_an_engine_without_lease_is_still_written_and_goes_when_it_is_removed(
     common_etcd: TestEtcd,
 ) -> None:
-    with site_on(common_etcd, HealthSettings(0.5, 0.5)) as site:
+    with site_on(common_etcd, HealthSettings(2.0, 0.5)) as site:
         site.register("one")
         site.wait(ACTIVE)
         site.client.delete(site.key())
@@ -403,7 +411,7 @@ def test_loads_left_behind_go_unless_somebody_still_writes_them_or_has_registere
             quick_settings(common_etcd.endpoint, request_timeout=5.0),
             lambda: Snapshot(tuple(views.values()), views),
             interval=0.02,
-            orphan_seconds=1.5,
+            orphan_seconds=3.0,
         )
         writer.start()
         try:

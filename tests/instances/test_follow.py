@@ -13,7 +13,7 @@ from routing.instances.probe import ProbeSettings
 from routing.instances.registry import InstanceRegistry
 from streams.discovery import DiscoverySettings
 from streams.spec import StreamSpec
-from tests.instances.support import closed_port
+from tests.instances.support import closed_port, states_of
 from tests.support.waiting import wait_until
 
 
@@ -154,8 +154,9 @@ def test_states_reach_the_directory_through_the_health_machine() -> None:
         name = f"127.0.0.1:{port}"
         registry.apply([registered(name)])
         told(recorder, f"{name}/0")
+        states = states_of(registry, name)
         registry.apply([Deleted(name)])
-        wait_until(lambda: registry.snapshot().by_name[name].state is HealthState.SUSPECT)
+        wait_until(lambda: HealthState.SUSPECT in states)
         told(recorder)
         registry.apply([registered(name)])
         told(recorder, f"{name}/0")

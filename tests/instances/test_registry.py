@@ -12,7 +12,7 @@ from routing.instances.embedded import Entry, LeaseTable
 from routing.instances.model import HealthState, LoadReport, Registration, Role
 from routing.instances.probe import ProbeSettings
 from routing.instances.registry import InstanceRegistry
-from tests.instances.support import Engine, closed_port, silent_port
+from tests.instances.support import Engine, closed_port, silent_port, states_of
 from tests.support.waiting import wait_until
 
 QUICK = HealthSettings(lease_lost_heartbeat_timeout=0.2, suspect_timeout=0.3)
@@ -185,9 +185,9 @@ def test_a_deleted_lease_is_given_up_by_its_own_incarnation_only() -> None:
 def test_what_was_removed_after_its_lease_has_to_register_again() -> None:
     with closed_port() as port, running(QUICK, leases=True) as registry:
         name = f"127.0.0.1:{port}"
+        states = states_of(registry, name)
         registry.put(Registration(name, incarnation_id="one"), 0.1)
-        wait_for(registry, name, SUSPECT)
-        wait_for(registry, name, None)
+        wait_until(lambda: states[-2:] == [SUSPECT, None])
         assert registry.heartbeat(name, "one") is HeartbeatResult.UNKNOWN_INSTANCE
         assert registry.delete(name) is HeartbeatResult.UNKNOWN_INSTANCE
         registry.put(Registration(name, incarnation_id="one"), 60.0)
@@ -199,13 +199,13 @@ def test_an_entered_instance_counts_again_once_the_one_that_registered_over_it_i
         name = f"127.0.0.1:{port}"
         entered = Registration(name, Role.PREFILL, register_ts_ms=5)
         registry.set_entered([Entry(entered)])
-        registry.put(Registration(name, Role.DECODE, "one"), 0.2)
+        states = states_of(registry, name)
+        registry.put(Registration(name, Role.DECODE, "one"), STEADY)
         assert registry.snapshot().by_name[name].role is Role.DECODE
         registry.set_entered([Entry(entered), Entry(Registration("other:1"))])
         assert registry.snapshot().by_name[name].role is Role.DECODE
-        wait_for(registry, name, SUSPECT)
-        wait_until(lambda: registry.snapshot().by_name[name].role is Role.PREFILL)
-        assert state(registry, name) is ACTIVE
+        wait_until(lambda: SUSPECT in states and states[-1] is ACTIVE)
+        assert registry.snapshot().by_name[name].role is Role.PREFILL
 
 
 def test_a_deletion_that_names_an_incarnation_is_taken_where_none_is_known() -> None:
@@ -219,9 +219,9 @@ def test_a_deletion_that_names_an_incarnation_is_taken_where_none_is_known() -> 
 def test_an_entered_instance_is_revived_by_a_heartbeat_even_after_its_removal() -> None:
     with closed_port() as port, running(QUICK, leases=True) as registry:
         name = f"127.0.0.1:{port}"
+        states = states_of(registry, name)
         registry.set_entered([Entry(Registration(name, register_ts_ms=5), 0.1)])
-        wait_for(registry, name, SUSPECT)
-        wait_for(registry, name, None)
+        wait_until(lambda: states[-2:] == [SUSPECT, None])
         assert registry.heartbeat(name, "whichever", LoadReport(1, 0.5)) is HeartbeatResult.ACCEPTED
         assert state(registry, name) is ACTIVE
         assert registry.snapshot().by_name[name].load is not None

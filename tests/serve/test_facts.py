@@ -6,6 +6,8 @@ import threading
 
 from kvportal.facts import LOOK_SECONDS, FactsReader
 from routing.instances.model import HealthState, InstanceView, Registration, Role, Snapshot
+from streams.status import StreamState, StreamStatus
+from tests.http.shells import spec, status
 
 
 def view(order: int, role: Role, current: Role, state: HealthState = HealthState.ACTIVE) -> InstanceView:
@@ -19,10 +21,11 @@ class Situation:
         self.now = 100.0
         self.instances = Snapshot()
         self.desired = 0
+        self.statuses: tuple[StreamStatus, ...] = ()
         self.trouble: str | None = None
         self.facts = FactsReader(
             snapshot=lambda: self.instances,
-            statuses=tuple,
+            statuses=lambda: self.statuses,
             desired=lambda: self.desired,
             kv_events=True,
             static_streams=False,
@@ -74,9 +77,11 @@ def test_streams_are_counted_again_after_a_moment():
     situation = Situation()
     assert situation.facts().desired_streams == 0
     situation.desired = 3
-    assert situation.facts().desired_streams == 0
+    states = (StreamState.SYNCHRONIZED, StreamState.UNSYNCHRONIZED, StreamState.SYNCHRONIZED)
+    situation.statuses = tuple(status(spec(rank=rank), state) for rank, state in enumerate(states))
+    assert (situation.facts().desired_streams, situation.facts().synchronized_streams) == (0, 0)
     situation.now += LOOK_SECONDS
-    assert situation.facts().desired_streams == 3
+    assert (situation.facts().desired_streams, situation.facts().synchronized_streams) == (3, 2)
 
 
 def test_a_thread_that_has_ended_is_named():
