@@ -168,8 +168,7 @@ class Commands:
             overdue = [order for order, due in self._placed.values() if self._monotonic() >= due]
             followed, self._followed = self._followed, []
         for order in overdue:
-            log.warning("the channel layer lost an order, which is carried out without it")
-            self.carry_out(order)
+            self._without_message(order)
         if not followed:
             return
         statuses = {status.spec.id: status for status in self._directory.statuses()}
@@ -221,6 +220,7 @@ class Commands:
             self.carry_out(order)
 
     def _without_message(self, order: ResyncOrder) -> None:
+        """Carry out an order whose message has had its time, if it has not come."""
         with self._lock:
             lost = order.key in self._placed
         if lost:

@@ -184,7 +184,12 @@ async def read_body(receive: Receive, limit: int) -> bytes | None:
 
 
 async def send_response(send: Send, response: Response, method: str) -> None:
-    """To HEAD, everything but the body is what GET would be answered."""
+    for message in response_messages(response, method):
+        await send(message)
+
+
+def response_messages(response: Response, method: str) -> tuple[Message, Message]:
+    """A response as ASGI has it. To HEAD, everything but the body is what GET would be answered."""
     body = b"" if method == "HEAD" else response.body
     headers = [] if response.status == 204 else [(b"content-length", str(len(response.body)).encode())]
     if response.body:
@@ -194,8 +199,10 @@ async def send_response(send: Send, response: Response, method: str) -> None:
     ]
     if response.status in (408, 413):
         headers.append((b"connection", b"close"))  # the rest of the body is not waited for
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return (
+        {"type": "http.response.start", "status": response.status, "headers": headers},
+        {"type": "http.response.body", "body": body},
+    )
 
 
 _BODY_TIMEOUT = ApiError(408, "body_timeout", "the body did not arrive in time")

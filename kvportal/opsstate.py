@@ -17,7 +17,7 @@ from kvportal.trends import Trends
 from streams.advice import STARTING_CODES, advice
 from streams.spec import StreamId
 from streams.status import Fault, StreamState, StreamStatus
-from streams.wording import counted
+from streams.wording import counted, some_of
 
 REPLICA_GONE_SECONDS = 15.0
 """A replica whose row has not changed for so long is shown as gone."""
@@ -181,9 +181,8 @@ def missing_ranks(statuses: Iterable[StreamStatus]) -> dict[str, tuple[int, ...]
 def _missing_text(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]} of this instance is not followed; its hits are unknown."
-    named = ", ".join(map(str, ranks[:NAMED_RANKS]))
-    more = f" and {len(ranks) - NAMED_RANKS:,} more" if len(ranks) > NAMED_RANKS else ""
-    return f"Ranks {named}{more} of this instance are not followed; their hits are unknown."
+    named = some_of(ranks, NAMED_RANKS)
+    return f"Ranks {named} of this instance are not followed; their hits are unknown."
 
 
 def replica_state(statuses: Iterable[StreamStatus]) -> Json:
@@ -205,8 +204,8 @@ def replica_state(statuses: Iterable[StreamStatus]) -> Json:
 
 def streams_seen(view: ReplicaView) -> frozenset[StreamId]:
     """The streams that a replica followed when it wrote; see `replica_state`."""
-    names = (name.rpartition("/dp") for name in view.state.get("streams", {}))
-    return frozenset(StreamId(instance, int(rank)) for instance, _, rank in names if rank.isdecimal())
+    found = map(StreamId.read, view.state.get("streams", {}))
+    return frozenset(stream for stream in found if stream is not None)
 
 
 class Presence:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
@@ -28,6 +27,7 @@ from streams.console import console
 from streams.models import Stream, StreamStateChange
 from streams.prompt_text import MAX_TOKENS, PromptTextError, parse_prompt
 from streams.readonly_admin import ReadOnlyAdmin
+from streams.status import StreamStatus
 
 # Django looks for registrations in this module alone.
 __all__ = ["ReadOnlyAdmin", "ResyncRequestAdmin", "StreamAdmin", "StreamStateChangeAdmin"]
@@ -133,7 +133,7 @@ class StreamAdmin(ResyncAdmin):
                 "live": live,
                 "followed": is_followed(row, console().followed()),
                 "changes": _changes(row)[:NEWEST_CHANGES],
-                "counters": _counters(live.counters if live else {}),
+                "counters": _counters(live),
                 "changes_url": _filtered("streamstatechange", row.instance_name),
                 "resyncs_url": _filtered("resyncrequest", row.instance_name),
                 "may_resync": self.has_resync_permission(request),
@@ -148,15 +148,13 @@ class StreamAdmin(ResyncAdmin):
         row = get_object_or_404(Stream, pk=pk)
         live = live_statuses().get(row.stream_id)
         later = _changes(row).filter(id__gt=_number(request.GET.get("after", "")))
-        parts: dict[str, tuple[str, dict[str, Any]]] = {
-            "rows": ("changes.html", {"changes": later[:NEWEST_CHANGES]}),
-            "counters": ("counters.html", {"counters": _counters(live.counters if live else {})}),
-        }
-        rendered = {
-            name: render_to_string(f"admin/streams/stream/{template}", context)
-            for name, (template, context) in parts.items()
-        }
-        return JsonResponse({**rendered, "at": round(time.time())})
+        return JsonResponse(
+            {
+                "rows": _rendered("changes.html", changes=later[:NEWEST_CHANGES]),
+                "counters": _rendered("counters.html", counters=_counters(live)),
+                "at": round(time.time()),
+            }
+        )
 
     def get_urls(self) -> list[URLPattern]:
         wrap = self.admin_site.admin_view
@@ -220,8 +218,13 @@ def _changes(row: Stream) -> QuerySet[StreamStateChange]:
     return StreamStateChange.objects.filter(instance_name=row.instance_name, dp_rank=row.dp_rank)
 
 
-def _counters(counted: Mapping[str, int]) -> list[tuple[str, str]]:
-    return [(name, display.number(count)) for name, count in sorted(counted.items())]
+def _rendered(template: str, **context: object) -> str:
+    """A part of a stream's page."""
+    return render_to_string(f"admin/streams/stream/{template}", context)
+
+
+def _counters(live: StreamStatus | None) -> list[tuple[str, str]]:
+    return [(name, display.number(count)) for name, count in sorted(live.counters.items())] if live else []
 
 
 def _explorer_refusal(error: Exception) -> str:

@@ -25,6 +25,7 @@ from streams.console import console
 from streams.models import Stream
 from streams.readonly_admin import ReadOnlyAdmin
 from streams.resync import EVERY_STREAM, ResyncOrder, ResyncSource, ResyncTarget, matching, read_order
+from streams.wording import some_of
 
 NAMED = 5
 """So many streams are named in a sentence about those that are left out; the rest are counted."""
@@ -39,10 +40,9 @@ def parted(rows: Sequence[Stream]) -> tuple[list[Stream], list[Stream]]:
 
 def refusal(gone: Sequence[object]) -> str:
     """Why these streams are not resynchronised."""
-    named = ", ".join(str(one) for one in gone[:NAMED])
-    more = f" and {len(gone) - NAMED:,} more" if len(gone) > NAMED else ""
+    named = some_of(gone, NAMED)
     verb, them = ("is", "it") if len(gone) == 1 else ("are", "them")
-    return f"{named}{more} {verb} no longer followed, so there is nothing to resynchronise in {them}."
+    return f"{named} {verb} no longer followed, so there is nothing to resynchronise in {them}."
 
 
 class ResyncAdmin(ReadOnlyAdmin):

@@ -15,6 +15,7 @@ from typing import Any
 
 from streams.spec import StreamId
 from streams.status import StreamState, StreamStatus
+from streams.wording import some_of
 
 MAX_TARGETS = 1000
 """Targets in one order of the Operations page."""
@@ -53,7 +54,7 @@ class ResyncTarget:
     def __str__(self) -> str:
         if self.instance_name is None:
             return "all streams" if self.dp_rank is None else f"rank {self.dp_rank} of every instance"
-        return self.instance_name if self.dp_rank is None else f"{self.instance_name}/dp{self.dp_rank}"
+        return self.instance_name if self.dp_rank is None else str(StreamId(self.instance_name, self.dp_rank))
 
 
 EVERY_STREAM = (ResyncTarget(),)
@@ -75,9 +76,7 @@ class ResyncOrder:
     @property
     def scope(self) -> str:
         """The targets in words, bounded in length."""
-        named = ", ".join(str(target) for target in self.targets[:NAMED_IN_SCOPE])
-        more = len(self.targets) - NAMED_IN_SCOPE
-        return f"{named} and {more} more" if more > 0 else named
+        return some_of(self.targets, NAMED_IN_SCOPE)
 
     def to_message(self) -> dict[str, Any]:
         """The order as plain values, for a channel message or a JSON column."""

@@ -21,6 +21,12 @@ class StreamId:
     def __str__(self) -> str:
         return f"{self.instance_name}/dp{self.dp_rank}"
 
+    @classmethod
+    def read(cls, text: str) -> StreamId | None:
+        """The stream that `str` gives this text for; None when it is no such text."""
+        instance_name, _, rank = text.rpartition("/dp")
+        return cls(instance_name, int(rank)) if rank.isdecimal() else None
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:

@@ -112,7 +112,7 @@ def _tokens(values: dict[str, Any], source: _Source, notices: list[str]) -> tupl
 
 
 def _token_file(path: str, where: str, faults: Faults, notices: list[str]) -> list[str]:
-    """The tokens of a file, one a line; empty lines and lines that begin with `#` do not count."""
+    """The tokens of a file (see `token_lines`), all of which must be fit for a header."""
     allowed = "a readable file with one token a line"
     try:
         with Path(path).open("rb") as file:
@@ -127,14 +127,20 @@ def _token_file(path: str, where: str, faults: Faults, notices: list[str]) -> li
     if len(data) > _MAX_TOKEN_FILE_BYTES:
         faults.note(where, f"{show(path)}, a file over {_MAX_TOKEN_FILE_BYTES:,} bytes", allowed)
         return []
-    lines = [line.strip() for line in data.decode("ascii", "replace").splitlines()]
-    given = [(number, line) for number, line in enumerate(lines, start=1) if line and line[0] != "#"]
+    given = token_lines(data.decode("ascii", "replace"))
     for number, token in given:
         if not _TOKEN.fullmatch(token):
             faults.note(f"{path}: line {number}", "other characters (not shown)", _HEADER_SAFE)
     if not given:
         faults.note(where, f"{show(path)} without a token", allowed)
     return [token for _, token in given]
+
+
+def token_lines(text: str) -> list[tuple[int, str]]:
+    """Each token in the text of a token file, with the number of its line. Empty lines and lines that begin
+    with `#` do not count."""
+    lines = (line.strip() for line in text.splitlines())
+    return [(number, line) for number, line in enumerate(lines, start=1) if line and line[0] != "#"]
 
 
 def _check_exposure(values: Mapping[str, Any], source: _Source, notices: list[str]) -> None:

@@ -36,10 +36,11 @@ from daphne.http_protocol import HTTPFactory, WebRequest
 from daphne.server import Server, reactor
 from daphne.ws_protocol import WebSocketProtocol
 
+from kvportal.fastpath import response_messages
 from kvportal.guard import OVERLOADED
 from kvportal.server import Application, Times
 from kvportal.server.stopping import StopRequest
-from streams.http import Response, error_response
+from streams.http import error_response
 from streams.wording import counted
 
 log = logging.getLogger(__name__)
@@ -240,6 +241,7 @@ class _Request(WebRequest):
     room for.
     """
 
+    method: bytes
     uri: bytes
     path: bytes
 
@@ -272,7 +274,8 @@ class _Request(WebRequest):
     def process(self) -> Any:
         self._arrived = True
         if self.turned_away:
-            self._answer(error_response(OVERLOADED))
+            for message in response_messages(error_response(OVERLOADED), self.method.decode("latin-1")):
+                self.handle_reply(message)  # without the application
             return None
         self.requestHeaders.removeHeader(b"daphne-root-path")
         if not self.uri.startswith(b"/"):
@@ -300,13 +303,6 @@ class _Request(WebRequest):
         if parts.scheme in (b"http", b"https") and parts.netloc:
             self.path = parts.path or b"/"
             self.uri = self.path + (b"?" + parts.query if parts.query else b"")
-
-    def _answer(self, response: Response) -> None:
-        """Without the application."""
-        headers = {"content-type": response.content_type, "content-length": str(len(response.body))}
-        pairs = [(key.encode(), value.encode()) for key, value in {**headers, **response.headers}.items()]
-        self.handle_reply({"type": "http.response.start", "status": response.status, "headers": pairs})
-        self.handle_reply({"type": "http.response.body", "body": response.body})
 
 
 class _HTTPFactory(HTTPFactory):

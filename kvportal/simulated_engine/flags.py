@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from kvportal.config.endpoints import endpoint_key
 from kvportal.config.flags import BY_NAME
+from kvportal.config.load import token_lines
 from kvportal.config.values import Kind, choice, integer, is_host, number, spelled, text_of
 from kvportal.simulated_engine.registration import (
     TIMEOUT_S,
@@ -169,13 +170,12 @@ def _portal_token(options: dict[str, Any]) -> str:
     if path is None:
         return os.environ.get("KVPORTAL_INTERNAL_API_TOKEN", "")
     try:
-        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+        tokens = token_lines(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise FlagError(f"--portal-token-file: cannot read {path}: {error}") from error
-    tokens = [line for line in lines if line and line[0] != "#"]
     if not tokens:
         raise FlagError(f"--portal-token-file: {path} is empty")
-    return tokens[0]
+    return tokens[0][1]
 
 
 def _etcd_settings(options: dict[str, Any]) -> EtcdSettings:

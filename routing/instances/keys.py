@@ -10,7 +10,6 @@ them in the order in which they were written. Keys are compared as bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,54 +126,57 @@ class KeyTable:
         """What the machine has to be told. After a listing, the order of events says nothing about
         what was written first, and loads can only be judged once their instances are known; the same
         goes for what was written in one transaction."""
-        pairs = [(event, self._split(event)) for event in events]
-        pairs.sort(key=lambda pair: (0 if listed else pair[0].mod_revision, _is_load(pair[1])))
+        ours = [(event, *split) for event in events if (split := self._split(event)) is not None]
+        ours.sort(key=lambda one: (0 if listed else one[0].mod_revision, one[1] is None))
         if listed:
-            # All of it stands together, and a store that was restored may tell of lower revisions than
-            # those that are remembered.
-            for event, split in pairs:
-                self._remember(event, split)
+            # A listing stands together: all of it is known before anybody asks which registration of a name
+            # counts. A store that was restored tells of lower revisions than those that are remembered.
+            for event, role, name in ours:
+                self._take(event, role, name)
         found: list[Input] = []
-        for event, split in pairs:
-            if split is not None:
-                role, name = split
-                found += self._load(event, name) if role is None else self._registration(event, role, name)
+        for event, role, name in ours:
+            if not listed:
+                self._take(event, role, name)
+            found += self._told(event, role, name)
         self.invalid = tuple(self._invalid.values())[-MAX_SHOWN_INVALID:]
         return found
 
     def _split(self, event: KeyEvent) -> tuple[Role | None, str] | None:
+        """See `KeyNames.split`; None for a name that cannot be one as well."""
         try:
             return self._names.split(event.key)
         except InvalidInputError as error:
             self._note(event, error)
             return None
 
-    def _remember(self, event: KeyEvent, split: tuple[Role | None, str] | None) -> None:
-        """Take a registration in, if it is one and valid, so that those after it are compared with it."""
-        role, name = split or (None, "")
+    def _take(self, event: KeyEvent, role: Role | None, name: str) -> None:
+        """Remember a registration, if that is what was written, and it is valid."""
         if role is None or event.value is None:
             return
-        with suppress(InvalidInputError):  # noted when its turn comes
-            registration = parse_registration(name, event.value, role)
-            self._entries.setdefault(name, {})[event.key] = _Entry(event.mod_revision, registration)
-
-    def _registration(self, event: KeyEvent, role: Role, name: str) -> Iterable[Input]:
-        if event.value is None:
-            self._invalid.pop(event.key, None)
-            return self._gone(event, role, name)
         try:
             registration = parse_registration(name, event.value, role)
         except InvalidInputError as error:
             self._note(event, error)
-            return ()
+            return
         self._invalid.pop(event.key, None)
-        entries = self._entries.setdefault(name, {})
-        entries[event.key] = _Entry(event.mod_revision, registration)
-        if _newest(entries) != event.key:
+        self._entries.setdefault(name, {})[event.key] = _Entry(event.mod_revision, registration)
+
+    def _told(self, event: KeyEvent, role: Role | None, name: str) -> Iterable[Input]:
+        """What an event means to the machine, once it has been taken."""
+        if role is None:
+            return self._load(event, name)
+        return self._gone(event, role, name) if event.value is None else self._registered(event, name)
+
+    def _registered(self, event: KeyEvent, name: str) -> Iterable[Input]:
+        """What was written, if it was valid and counts under its name."""
+        entries = self._entries.get(name, {})
+        entry = entries.get(event.key)
+        if entry is None or entry.revision != event.mod_revision or _newest(entries) != event.key:
             return ()
-        return (Registered(registration, event.mod_revision, event.key.decode()),)
+        return (Registered(entry.registration, entry.revision, event.key.decode()),)
 
     def _gone(self, event: KeyEvent, role: Role, name: str) -> Iterable[Input]:
+        self._invalid.pop(event.key, None)
         entries = self._entries.get(name, {})
         counted = bool(entries) and _newest(entries) == event.key
         entry = entries.pop(event.key, None)
@@ -214,10 +216,6 @@ class KeyTable:
         self._invalid.pop(event.key, None)
         self._invalid[event.key] = InvalidValue(key, str(error), event.mod_revision)
         self.invalid_total += 1
-
-
-def _is_load(split: tuple[Role | None, str] | None) -> bool:
-    return split is not None and split[0] is None
 
 
 def _newest(entries: dict[bytes, _Entry]) -> bytes:

@@ -6,7 +6,17 @@ import random
 
 import pytest
 
-from streams.core.lifecycle import FIRST_RETRY, GRACE, LAST_RETRY, LASTING, SOON, STRIKES, Lifecycle, Timing
+from streams.core.lifecycle import (
+    FIRST_RETRY,
+    GRACE,
+    LAST_RETRY,
+    LASTING,
+    SOON,
+    STRIKES,
+    Fetch,
+    Lifecycle,
+    Timing,
+)
 from streams.status import Fault, StreamState
 
 BAD = Fault("decode_error", "bad bytes")
@@ -292,6 +302,16 @@ def test_a_resync_with_drop_stops_serving_first() -> None:
     assert life.error.code == "resync_forced"
 
 
+def fetched_soon(life: Lifecycle, now: float) -> Fetch:
+    """The fetch that begins within SOON, by a clock that is turned to when it is due."""
+    due = life.next_deadline()
+    assert due is not None
+    assert due <= now + SOON
+    life.tick(due)
+    assert life.fetch is not None
+    return life.fetch
+
+
 def test_resyncs_during_a_fetch_come_to_one_more() -> None:
     life = synchronized(1.0)
     for _ in range(1000):
@@ -300,12 +320,8 @@ def test_resyncs_during_a_fetch_come_to_one_more() -> None:
     assert life.fetch.number == 2
     life.accept(6, 2.5)
     life.published(2.5)
-    due = life.next_deadline()
-    assert due is not None
-    assert due <= 2.5 + SOON
-    life.tick(due)
-    assert life.fetch is not None
-    assert (life.fetch.number, life.fetch.reason) == (3, "alice")
+    fetch = fetched_soon(life, 2.5)
+    assert (fetch.number, fetch.reason) == (3, "alice")
 
 
 def test_a_resync_is_not_forgotten_when_the_snapshot_before_it_is_overtaken() -> None:
@@ -313,12 +329,7 @@ def test_a_resync_is_not_forgotten_when_the_snapshot_before_it_is_overtaken() ->
     life.resync("alice", 2.0)
     life.resync("bob", 2.0)
     life.redefined(2.5)
-    due = life.next_deadline()
-    assert due is not None
-    assert due <= 2.5 + SOON
-    life.tick(due)
-    assert life.fetch is not None
-    assert life.fetch.reason == "bob"
+    assert fetched_soon(life, 2.5).reason == "bob"
 
 
 def test_a_resync_cuts_the_backoff_short() -> None:

@@ -59,6 +59,19 @@ def watching(settings: EtcdSettings) -> Iterator[tuple[RangeWatcher, Mirror]]:
         watcher.stop()
 
 
+@contextmanager
+def watching_by_proxy(
+    server: TestEtcd, **settings: float
+) -> Iterator[tuple[EtcdClient, Proxy, RangeWatcher, Mirror]]:
+    """A watcher whose way to etcd can be cut, and a patient client with a way of its own."""
+    with (
+        closing(EtcdClient(quick_settings(server.endpoint, request_timeout=10.0))) as client,
+        Proxy(server.ports[0]) as proxy,
+        watching(quick_settings(proxy.endpoint, **settings)) as (watcher, mirror),
+    ):
+        yield client, proxy, watcher, mirror
+
+
 def truth(server: TestEtcd, **more: str) -> dict[bytes, tuple[bytes, int]]:
     with closing(EtcdClient(quick_settings(server.endpoint, request_timeout=10.0, **more))) as client:
         return {kv.key: (kv.value, kv.mod_revision) for kv in client.range(KEYS).kvs}
@@ -232,11 +245,7 @@ def test_a_frozen_server_is_noticed_and_followed_again_once_it_moves(own_etcd: T
 
 
 def test_what_happened_while_cut_off_is_made_up_for(own_etcd: TestEtcd) -> None:
-    with (
-        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
-        Proxy(own_etcd.ports[0]) as proxy,
-        watching(quick_settings(proxy.endpoint)) as (watcher, mirror),
-    ):
+    with watching_by_proxy(own_etcd) as (client, proxy, watcher, mirror):
         client.put("k1", b"1")
         client.put("k2", b"1")
         wait_same(own_etcd, mirror, watcher)
@@ -257,11 +266,7 @@ def test_what_happened_while_cut_off_is_made_up_for(own_etcd: TestEtcd) -> None:
 
 
 def test_a_compaction_while_cut_off_is_reconciled_by_listing(own_etcd: TestEtcd) -> None:
-    with (
-        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
-        Proxy(own_etcd.ports[0]) as proxy,
-        watching(quick_settings(proxy.endpoint)) as (watcher, mirror),
-    ):
+    with watching_by_proxy(own_etcd) as (client, proxy, watcher, mirror):
         for name in ("k1", "k2", "k3"):
             client.put(name, b"1")
         wait_same(own_etcd, mirror, watcher)
@@ -282,11 +287,7 @@ def test_a_compaction_while_cut_off_is_reconciled_by_listing(own_etcd: TestEtcd)
 
 
 def test_a_mute_watch_is_found_out(own_etcd: TestEtcd) -> None:
-    with (
-        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
-        Proxy(own_etcd.ports[0]) as proxy,
-        watching(quick_settings(proxy.endpoint)) as (watcher, mirror),
-    ):
+    with watching_by_proxy(own_etcd) as (client, proxy, watcher, mirror):
         client.put("k1", b"1")
         wait_connected(watcher)
         wait_same(own_etcd, mirror, watcher)
@@ -330,12 +331,8 @@ def test_a_store_that_begins_anew_is_listed_and_old_keys_are_gone(own_etcd: Test
 
 def test_a_deletion_that_a_compaction_took_away_is_made_up_for_at_once(own_etcd: TestEtcd) -> None:
     """etcd lets a watch begin at the revision it compacted to; old ones have thrown away its deletion."""
-    settings = {"heartbeat_interval": 60.0}  # which would find it out, too, some time
-    with (
-        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
-        Proxy(own_etcd.ports[0]) as proxy,
-        watching(quick_settings(proxy.endpoint, **settings)) as (watcher, mirror),
-    ):
+    interval = 60.0  # of the heartbeat, which would find it out, too, some time
+    with watching_by_proxy(own_etcd, heartbeat_interval=interval) as (client, proxy, watcher, mirror):
         for name in ("k1", "k2"):
             client.put(name, b"1")
         wait_same(own_etcd, mirror, watcher)
@@ -350,11 +347,7 @@ def test_a_deletion_that_a_compaction_took_away_is_made_up_for_at_once(own_etcd:
 
 
 def test_a_store_that_was_replaced_and_has_caught_up_meanwhile_is_listed(own_etcd: TestEtcd) -> None:
-    with (
-        closing(EtcdClient(quick_settings(own_etcd.endpoint, request_timeout=10.0))) as client,
-        Proxy(own_etcd.ports[0]) as proxy,
-        watching(quick_settings(proxy.endpoint)) as (watcher, mirror),
-    ):
+    with watching_by_proxy(own_etcd) as (client, proxy, watcher, mirror):
         for name in ("k1", "k2", "k3"):
             client.put(name, b"old")
         wait_same(own_etcd, mirror, watcher)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streams import subscriber
+from streams.follower import Follower
 from streams.resolver import Resolved, Resolver
 from streams.simulator import SimulatedEngine
 from streams.status import StreamChange
@@ -18,6 +19,7 @@ from tests.streams.puppet import Puppet, synchronize
 from tests.support.waiting import wait_until
 
 MakeEngine = Callable[..., SimulatedEngine]
+OUR_FAULT = RuntimeError("a fault of ours")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +39,15 @@ def fails_once(function: Callable[..., Any], error: Exception) -> Callable[..., 
     return call
 
 
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch, portal: Portal, puppet: Puppet) -> Follower:
+    """A stream in service that fails at its next message, through a fault of ours."""
+    synchronize(portal, puppet, store(1))
+    follower = portal.directory._subscribers[puppet.spec.id]._follower
+    monkeypatch.setattr(follower, "_continue", fails_once(follower._continue, OUR_FAULT))
+    return follower
+
+
 @pytest.mark.parametrize("name", ["LiveSocket", "SnapshotSocket"])
 def test_a_socket_that_cannot_be_made_is_made_later(
     monkeypatch: pytest.MonkeyPatch, portal: Portal, make_engine: MakeEngine, name: str
@@ -52,12 +63,8 @@ def test_a_socket_that_cannot_be_made_is_made_later(
 
 
 def test_after_a_failure_of_ours_nothing_is_served_before_a_new_connection_and_snapshot(
-    monkeypatch: pytest.MonkeyPatch, portal: Portal, puppet: Puppet
+    crashing: Follower, portal: Portal, puppet: Puppet
 ) -> None:
-    synchronize(portal, puppet, store(1))
-    follower = portal.directory._subscribers[puppet.spec.id]._follower
-    failing = fails_once(follower._continue, RuntimeError("a fault of ours"))
-    monkeypatch.setattr(follower, "_continue", failing)
     puppet.publish(1, store(2, parent=1))
     puppet.wait_subscribed()
     request = puppet.request()
@@ -84,13 +91,9 @@ def test_a_history_that_fails_costs_no_stream_its_service(portal: Portal, make_e
 
 
 def test_a_failure_on_the_way_to_starting_anew_does_not_end_the_thread(
-    monkeypatch: pytest.MonkeyPatch, portal: Portal, puppet: Puppet
+    monkeypatch: pytest.MonkeyPatch, crashing: Follower, portal: Portal, puppet: Puppet
 ) -> None:
-    synchronize(portal, puppet, store(1))
-    follower = portal.directory._subscribers[puppet.spec.id]._follower
-    error = RuntimeError("a fault of ours")
-    monkeypatch.setattr(follower, "_continue", fails_once(follower._continue, error))
-    monkeypatch.setattr(follower.report, "tell", fails_once(follower.report.tell, error))
+    monkeypatch.setattr(crashing.report, "tell", fails_once(crashing.report.tell, OUR_FAULT))
     puppet.publish(1, store(2, parent=1))
     puppet.request().answer(1, store(1, 2))
     portal.wait_holds(puppet.spec, (1, 2), (2, 0))

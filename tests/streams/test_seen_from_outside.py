@@ -52,11 +52,7 @@ def after_every_line(look: Callable[[], None]) -> Iterator[None]:
         return line
 
     def call(frame: FrameType, event: str, argument: object) -> Any:
-        return (
-            line
-            if "/streams/" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename
-            else None
-        )
+        return line if Path(frame.f_code.co_filename).is_relative_to(CODE) else None
 
     before = sys.gettrace()
     sys.settrace(call)

@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import sys
-import threading
 from typing import Any, NoReturn
 
 from django.core.management.base import (
@@ -25,6 +24,7 @@ from kvportal.config.faults import ConfigError, Faults
 from kvportal.config.flags import add_flags, flag_texts, hyphenated, variables_help
 from kvportal.config.load import build_config
 from kvportal.config.model import Config
+from kvportal.server.stopping import end_process, lasting_threads
 
 log = logging.getLogger(__name__)
 
@@ -107,14 +107,10 @@ def _leave() -> NoReturn:
     """End the process after a stop that was asked for. Everything has been written, joined and closed. What
     is left is the interpreter's own end, object by object: on a busy machine that takes longer than the
     five seconds which are promised, and no watchdog runs meanwhile."""
-    main = threading.current_thread()
-    left = sorted(each.name for each in threading.enumerate() if not each.daemon and each is not main)
+    left = lasting_threads()
     if left:  # most likely one that waits for a database on behalf of somebody's request
-        log.warning("the process ends although these are still running: %s", ", ".join(left))
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+        log.warning("the process ends although these are still running: %s", left)
+    end_process()
 
 
 def serve_faults(argv: list[str], environ: Any) -> Faults:

@@ -63,6 +63,12 @@ export function streamName(stream) {
   return `${stream.instance}/dp${stream.rank}`;
 }
 
+/** `a, b`, or `a, b and 3 more` of which `most` are named. */
+export function someOf(names, most) {
+  const more = names.length - most;
+  return names.slice(0, most).join(", ") + (more > 0 ? ` and ${count(more)} more` : "");
+}
+
 export function plural(number, singular, several = `${singular}s`) {
   return `${whole.format(number)} ${number === 1 ? singular : several}`;
 }

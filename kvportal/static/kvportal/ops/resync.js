@@ -27,11 +27,10 @@ export class Resync {
     const drop = h("input", { type: "checkbox", name: "drop" });
     const confirm = h("button", { type: "submit", class: "kv-button kv-primary" }, "Force resync");
     const title = streams.length === 1 ? "Force resync of this stream?" : `Force resync of ${format.plural(streams.length, "stream")}?`;
-    const more = names.length - SHOWN_NAMES;
     const dialog = h("dialog", { class: "ops-dialog", "aria-labelledby": "ops-dialog-title" },
       h("form", { method: "dialog", onsubmit: () => this.#order(streams, drop.checked) },
         h("h2", { id: "ops-dialog-title" }, title),
-        h("p", { class: "ops-mono" }, names.slice(0, SHOWN_NAMES).join(", "), more > 0 ? ` and ${format.count(more)} more` : ""),
+        h("p", { class: "ops-mono" }, format.someOf(names, SHOWN_NAMES)),
         h("p", {}, "Every replica asks the engine for a fresh snapshot. Until it is there, the index answers from what it holds."),
         h("label", { class: "kv-choice" }, drop,
           h("span", {}, "Drop what the index holds first",

@@ -282,7 +282,7 @@ class Row {
 }
 
 /** A stream that fails changes between its states as it tries again; what counts is since when it fails. */
-function sinceText(stream, now) {
+export function sinceText(stream, now) {
   const lasting = format.duration(now - stream.since);
   return severity(stream) === 0 ? `out of sync for ${lasting}` : `for ${lasting}`;
 }

@@ -3,7 +3,7 @@
 import { causes, shared } from "./causes.js";
 import { badge, h, setAttribute, setText } from "./dom.js";
 import * as format from "./format.js";
-import { messagesOf, severity, toneOf } from "./streams.js";
+import { messagesOf, severity, sinceText, toneOf } from "./streams.js";
 
 const SHOWN_CAUSES = 5;
 const SHOWN_NAMES = 3;
@@ -67,7 +67,7 @@ export class Verdict {
   }
 
   tick(now) {
-    for (const [node, group] of this.#times) setText(node, sinceText(group, now));
+    for (const [node, group] of this.#times) setText(node, groupSinceText(group, now));
   }
 }
 
@@ -107,8 +107,7 @@ function instanceCause(group) {
 function cause(group, { state, what, nameOf, since, why, advice }) {
   const alone = group.length === 1;
   const sentence = shared(group, why) ?? `For example ${nameOf(group[0])}: ${why(group[0])}`;
-  const more = group.length - SHOWN_NAMES;
-  const names = `${group.slice(0, SHOWN_NAMES).map(nameOf).join(", ")}${more > 0 ? ` and ${format.count(more)} more` : ""}`;
+  const names = format.someOf(group.map(nameOf), SHOWN_NAMES);
   return {
     size: group.length,
     node: h("li", {}, state,
@@ -130,8 +129,8 @@ function list(found, items, noun) {
   ];
 }
 
-function sinceText(group, now) {
-  const lasting = `${severity(group[0]) === 0 ? "out of sync for" : "for"} ${format.duration(now - group[0].since)}`;
+function groupSinceText(group, now) {
+  const lasting = sinceText(group[0], now);
   return group.length === 1 ? lasting : `the first ${lasting}`;
 }
 
